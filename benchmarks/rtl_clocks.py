@@ -36,11 +36,11 @@ from npuc.targets.nvdla.operations.operation import (
     Mask,
     Normalisation,
     Operation,
+    OperationTables,
     Pooling,
     Ramp,
     Sdp,
     Surface,
-    Tables,
     Unit,
 )
 from npuc.targets.nvdla.operations.pingpong import ends
@@ -52,7 +52,7 @@ MACHINES = {"nv_small": SMALL, "nv_full": FULL}
 MEMORIES = {"default": 0.5, "fast": 1.0}
 """Requests of one beat (8 bytes; nv_full: 64) that memory accepts per clock."""
 PRECISIONS = ("int8", "int16", "fp16")
-TABLE = Tables(Ramp((), 0, 0, 0))
+TABLE = OperationTables(Ramp((), 0, 0, 0))
 WINDOW = KernelWindow(1, 1, 1, 1, 0, 0, 0, 0)
 
 

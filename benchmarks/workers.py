@@ -23,7 +23,7 @@ from outcome import conclude
 from npuc import program, running
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
-from npuc.verification.accuracy import Subject, accuracy
+from npuc.verification.accuracy import JudgedFiles, accuracy
 from npuc.verification.judging.choosing import Asked
 from tests.compiled import compilation
 
@@ -69,7 +69,7 @@ def main(
         for number in range(FILES):
             inputs = data.synthetic(running.program_inputs(loaded), samples // FILES, seed=number).inputs
             data.save(files / f"{number}.npz", inputs)
-        subject = Subject(model.absolute(), directory)
+        subject = JudgedFiles(model.absolute(), directory)
         alone, report = _seconds(subject, loaded, files)
         rows = [Row(0, report["samples"], alone, 1.0, same=True)]
         for count in workers:
@@ -85,7 +85,7 @@ def main(
 
 
 def _seconds(
-    subject: Subject, loaded: Any, files: Path, scheduler: str | None = None
+    subject: JudgedFiles, loaded: Any, files: Path, scheduler: str | None = None
 ) -> tuple[float, dict[str, Any]]:
     started = perf_counter()
     report = accuracy(subject, loaded, [files], Asked("regression"), scheduler=scheduler)

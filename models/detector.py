@@ -40,7 +40,7 @@ TRUNK = (16, 32, 64)
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvWeights:
     """w: (Co, Ci, kernel, kernel); b: (Co,); both float32."""
 
     w: Array
@@ -55,13 +55,13 @@ class Convolution:
         taps = sliding_window_view(padded, (kernel, kernel), (2, 3))[:, :, :: self.stride, :: self.stride]
         return np.moveaxis(np.tensordot(taps, self.w, ((1, 4, 5), (1, 2, 3))) + self.b, 3, 1)
 
-    def normalised(self, x: Array, random: np.random.Generator) -> Convolution:
+    def normalised(self, x: Array, random: np.random.Generator) -> ConvWeights:
         """Scaled and shifted so that its results on x have means and deviations as after training."""
         results = self(x)
         gain = random.uniform(0.6, 1.5, len(self.w)) / results.std(axis=(0, 2, 3))
         bias = random.normal(-0.2, 0.4, len(self.w)) - results.mean(axis=(0, 2, 3)) * gain
         w = self.w * gain[:, None, None, None]
-        return Convolution(w.astype(np.float32), bias.astype(np.float32), self.stride)
+        return ConvWeights(w.astype(np.float32), bias.astype(np.float32), self.stride)
 
     def added(self, net: NetworkBuilder, x: str) -> str:
         """The name of its result in a network."""
@@ -90,23 +90,23 @@ def build(bias: float = -6.0, seed: int = 0) -> onnx.ModelProto:
 
 
 @lru_cache(maxsize=4)
-def trained(bias: float, seed: int) -> tuple[tuple[Convolution, ...], Convolution, Convolution]:
+def trained(bias: float, seed: int) -> tuple[tuple[ConvWeights, ...], ConvWeights, ConvWeights]:
     """The layers up to the neck, and the heads for boxes and for scores."""
     layers, x, truth = body(seed)
     return layers, *_heads(x, truth, bias)
 
 
 @lru_cache(maxsize=1)
-def body(seed: int) -> tuple[tuple[Convolution, ...], Array, Truth]:
+def body(seed: int) -> tuple[tuple[ConvWeights, ...], Array, Truth]:
     """The layers up to the neck, their results on the training images, and what these contain."""
     random = np.random.default_rng(seed)
     seen = scenes(IMAGES, (seed, 0))
-    x, layers = seen.pixels, list[Convolution]()
+    x, layers = seen.pixels, list[ConvWeights]()
     for Co in TRUNK:
         w = random.standard_normal((Co, x.shape[1], 3, 3))
         if not layers:
             w[: len(FILTERS)] = FILTERS
-        drawn = Convolution(w.astype(np.float32), np.zeros(Co, np.float32), stride=2)
+        drawn = ConvWeights(w.astype(np.float32), np.zeros(Co, np.float32), stride=2)
         layers.append(drawn.normalised(x, random))
         x = np.maximum(layers[-1](x), 0)
     truth = Truth.of(seen)
@@ -153,7 +153,7 @@ class Truth:
         return self.clear | self.positive
 
 
-def _neck(x: Array, truth: Truth, random: np.random.Generator) -> Convolution:
+def _neck(x: Array, truth: Truth, random: np.random.Generator) -> ConvWeights:
     """A 3x3 convolution: THRESHOLDS of its channels approximate each output of the heads, the rest are random."""
     flat, _, deviation = _standard(_taps(x, 3))
     objects = _ridge(flat[truth.known], truth.objects[truth.known])[0]
@@ -161,10 +161,10 @@ def _neck(x: Array, truth: Truth, random: np.random.Generator) -> Convolution:
     w = np.concatenate([distances, objects]) / deviation
     w = np.repeat(w.reshape(-1, x.shape[1], 3, 3), THRESHOLDS, axis=0)
     rest = random.standard_normal((NECK - len(w), *w.shape[1:]))
-    return Convolution(np.concatenate([w, rest]).astype(np.float32), np.zeros(NECK, np.float32))
+    return ConvWeights(np.concatenate([w, rest]).astype(np.float32), np.zeros(NECK, np.float32))
 
 
-def _heads(x: Array, truth: Truth, bias: float) -> tuple[Convolution, Convolution]:
+def _heads(x: Array, truth: Truth, bias: float) -> tuple[ConvWeights, ConvWeights]:
     """The heads on the neck's results: 3x3 for boxes, 1x1 for scores."""
     flat, mean, deviation = _standard(_taps(x, 3))
     boxes = _ridge(flat[truth.positive], truth.distances[truth.positive])
@@ -176,11 +176,11 @@ def _heads(x: Array, truth: Truth, bias: float) -> tuple[Convolution, Convolutio
     return first, _on_raw(w, b, mean, deviation, 1)
 
 
-def _on_raw(w: Array, b: Array, mean: Array, deviation: Array, kernel: int) -> Convolution:
+def _on_raw(w: Array, b: Array, mean: Array, deviation: Array, kernel: int) -> ConvWeights:
     """The convolution that applies weights of standardised inputs to inputs as they are."""
     w = w / deviation
     shape = len(w), -1, kernel, kernel
-    return Convolution(w.reshape(shape).astype(np.float32), (b - w @ mean).astype(np.float32))
+    return ConvWeights(w.reshape(shape).astype(np.float32), (b - w @ mean).astype(np.float32))
 
 
 def _taps(x: Array, kernel: int) -> Array:

@@ -32,7 +32,7 @@ LARGEST_GREY = 16.0
 
 
 @dataclass
-class Parameter:
+class TrainedTensor:
     """A trained tensor with its gradient and Adam's two moments."""
 
     value: Array
@@ -48,12 +48,12 @@ class Parameter:
         self.value = (self.value - rate * mean / (np.sqrt(square) + 1e-8)).astype(np.float32)
 
 
-def _parameter(value: NDArray[Any]) -> Parameter:
+def _parameter(value: NDArray[Any]) -> TrainedTensor:
     start = value.astype(np.float32)
-    return Parameter(start, np.zeros_like(start), np.zeros_like(start), np.zeros_like(start))
+    return TrainedTensor(start, np.zeros_like(start), np.zeros_like(start), np.zeros_like(start))
 
 
-class Layer:
+class TrainedLayer:
     """Weights (Co, K) over K = Ci * 3 * 3 or features, and a bias."""
 
     def __init__(self, random: np.random.Generator, Co: int, K: int) -> None:
@@ -115,12 +115,12 @@ class DigitsNet:
     """conv 16, a residual conv 16, max pool, conv 32, conv 32 with stride 2, fully connected."""
 
     def __init__(self, random: np.random.Generator) -> None:
-        self.stem, self.residual = Layer(random, 16, 9), Layer(random, 16, 144)
-        self.wide, self.down = Layer(random, 32, 144), Layer(random, 32, 288)
-        self.head = Layer(random, 10, 128)
+        self.stem, self.residual = TrainedLayer(random, 16, 9), TrainedLayer(random, 16, 144)
+        self.wide, self.down = TrainedLayer(random, 32, 144), TrainedLayer(random, 32, 288)
+        self.head = TrainedLayer(random, 10, 128)
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[TrainedLayer, ...]:
         """The layers in network order."""
         return (self.stem, self.residual, self.wide, self.down, self.head)
 
@@ -179,7 +179,7 @@ def export(net: DigitsNet) -> onnx.ModelProto:
     """The network in ONNX, for grey values 0..16: the first convolution's weights absorb the division."""
     onnx_net = NetworkBuilder("digits", SEED)
 
-    def conv(x: str, layer: Layer, size: int, stride: int = 1, grey: float = 1.0) -> str:
+    def conv(x: str, layer: TrainedLayer, size: int, stride: int = 1, grey: float = 1.0) -> str:
         Co = len(layer.b.value)
         w = (layer.w.value / grey).reshape(Co, -1, 3, 3).astype(np.float32)
         inputs = [x, onnx_net.weight(w, "w"), onnx_net.weight(layer.b.value, "b")]

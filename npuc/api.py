@@ -256,7 +256,7 @@ def accuracy(
     ValueError for an invalid value or a removed option, TypeError for an unknown name.
     """
     from npuc.flags import expect_present
-    from npuc.verification.accuracy import Subject
+    from npuc.verification.accuracy import JudgedFiles
     from npuc.verification.accuracy import accuracy as judged
     from npuc.verification.judging.choosing import Asked
 
@@ -266,7 +266,9 @@ def accuracy(
     wanted, program = Asked(metric), _opened(program)
     with _part(model, program, inputs) as (path, files), TemporaryDirectory() as folder:
         program.save(Path(folder) / "program")
-        return judged(Subject(path, Path(folder) / "program"), program.program, files, wanted, simulate=simulate)
+        return judged(
+            JudgedFiles(path, Path(folder) / "program"), program.program, files, wanted, simulate=simulate
+        )
 
 
 def _opened(program: Compiled | str | PathLike[str]) -> Compiled:

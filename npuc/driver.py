@@ -18,7 +18,7 @@ from npuc.ops.quantisation import CONVERSIONS
 from npuc.pipeline import Step
 from npuc.program import Program
 from npuc.quantize.calibration.provenance import expect_ranges
-from npuc.quantize.improvement.search import Network
+from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.qdq import qdq_model
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.table import expect_of_model, not_stored
@@ -125,7 +125,7 @@ def _variant(request: Request, number: int) -> Request:
     return replace(request, options=replace(options, prefix=prefix), calibration=calibration)
 
 
-def quantise_model(request: Request) -> tuple[bytes, Network]:
+def quantise_model(request: Request) -> tuple[bytes, TrialNetwork]:
     """The network that the target's programs compute, as a QDQ model and as it is.
 
     Raises every problem of the model or the target as one NpucError; UnsupportedOperator (E205) for a model with
@@ -136,7 +136,7 @@ def quantise_model(request: Request) -> tuple[bytes, Network]:
         return _quantised_model(_described(inner, frames=False))
 
 
-def _quantised_model(request: Request) -> tuple[bytes, Network]:
+def _quantised_model(request: Request) -> tuple[bytes, TrialNetwork]:
     (graph, _), target, options = optimised_whole(request), request.target, request.options
     given = next((node for node in graph.nodes if node.op in CONVERSIONS), None)
     if given is not None:

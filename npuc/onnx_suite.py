@@ -85,7 +85,7 @@ def place_of(program: Program) -> str:
     return "mixed" if parts(program) else "host"
 
 
-class _Run:
+class _LastRun:
     """The last run: model, inputs, and the program, if any."""
 
     def __init__(self, model: onnx.ModelProto, inputs: Any) -> None:
@@ -113,7 +113,7 @@ class _Run:
 class Suite(BackendTest):
     """ONNX's tests for a backend that may refuse a model."""
 
-    runs: ClassVar[list[_Run]]
+    runs: ClassVar[list[_LastRun]]
     """The last run, if any."""
 
     @classmethod
@@ -158,7 +158,7 @@ class Suite(BackendTest):
             run.judged = False
 
 
-def _tolerance(run: _Run, output: str, wanted: Any) -> float:
+def _tolerance(run: _LastRun, output: str, wanted: Any) -> float:
     if run.program is None or not isinstance(wanted, np.ndarray | np.generic):
         return 0.0
     values = np.asarray(wanted)
@@ -190,7 +190,7 @@ def suite(target: str, parent_module: str | None = None) -> Suite:
         """Keeps the program of the last run; models that npuc refuses are skipped."""
 
         def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-            Tests.runs[:] = [_Run(self.model, inputs)]
+            Tests.runs[:] = [_LastRun(self.model, inputs)]
             try:
                 Tests.runs[0].program = self.compiled(self.feeds(inputs)).program
                 return super().run(inputs, **kwargs)
@@ -203,7 +203,7 @@ def suite(target: str, parent_module: str | None = None) -> Suite:
 def runtime_suite(parent_module: str | None = None) -> Suite:
     """The suite for onnxruntime itself: models that it does not run are skipped."""
 
-    class Session(BackendRep):
+    class SuiteSession(BackendRep):
         """A model under onnxruntime."""
 
         def __init__(self, model: onnx.ModelProto) -> None:
@@ -211,19 +211,19 @@ def runtime_suite(parent_module: str | None = None) -> Suite:
 
         def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
             del kwargs
-            Tests.runs[:] = [_Run(self.model, inputs)]
+            Tests.runs[:] = [_LastRun(self.model, inputs)]
             try:
                 return tuple(Tests.runs[0].by_onnxruntime())
             except Exception as error:  # onnxruntime raises many unrelated types
                 raise unittest.SkipTest(str(error)) from None
 
-    return _suite(Session, parent_module)
+    return _suite(SuiteSession, parent_module)
 
 
 class Tests(Suite):
     """The suite in which the last run is kept."""
 
-    runs: ClassVar[list[_Run]] = []
+    runs: ClassVar[list[_LastRun]] = []
 
 
 def _suite(prepare: Callable[[onnx.ModelProto], BackendRep], parent_module: str | None) -> Suite:

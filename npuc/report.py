@@ -26,7 +26,7 @@ class HostNode:
 
 
 @frozen
-class Layer:
+class ReportLayer:
     """A layer that the machine computes."""
 
     name: str
@@ -61,7 +61,7 @@ class Report:
     utilization: float | None
     memory: Mapping[str, MemoryUse]
     host_steps: tuple[HostNode, ...]
-    layers: tuple[Layer, ...]
+    layers: tuple[ReportLayer, ...]
     partitions: tuple[Partition, ...] = ()
     npu_macs_share: float | None = None
     executed_macs: int | None = None

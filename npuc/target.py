@@ -24,7 +24,7 @@ from npuc.view import Heading, MemoryAnnotation, Timeline, by_nodes, in_turn
 
 if TYPE_CHECKING:
     from npuc.quantize.calibration.histograms import HistogramSource
-    from npuc.quantize.improvement.search import Network, Trial
+    from npuc.quantize.improvement.search import Trial, TrialNetwork
     from npuc.quantize.scales.model_scales import Steps
     from npuc.quantize.table import Entry
 
@@ -280,7 +280,9 @@ class Target(Protocol):
         """
         ...
 
-    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
+    def quantised(
+        self, graph: Graph, samples: Samples, options: Options
+    ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The integer network that `lower` writes as a program, with its float graph, and the steps tried."""
         raise UnsupportedOperator("E205", f"{self.name} has no integer network that other runtimes could open")
 

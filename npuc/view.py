@@ -99,7 +99,7 @@ class Activity:
 
 
 @frozen
-class Buffer:
+class BufferUse:
     """Bytes of a memory in use from cycle `start`, when they are written, to cycle `end`, when they are freed."""
 
     memory: str
@@ -118,7 +118,7 @@ class Timeline:
 
     cycles: int
     activities: tuple[Activity, ...]
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[BufferUse, ...]
     array: str | None = None
     """The engine with the multipliers."""
     banks: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -161,15 +161,15 @@ class Timeline:
         )
 
 
-def apart(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
+def apart(buffers: Iterable[BufferUse]) -> tuple[BufferUse, ...]:
     """The buffers, with interleaved ones merged, so that no two overlap.
 
     >>> one, other = Buffer("m", "x", 0, 8, 0, 5), Buffer("m", "x", 4, 8, 3, 9)
     >>> apart([one, other, Buffer("m", "y", 0, 8, 9, 12)])[0]
     Buffer(memory='m', label='x', address=0, size=12, start=0, end=9, used=None)
     """
-    found: list[Buffer] = []
-    alive: list[Buffer] = []
+    found: list[BufferUse] = []
+    alive: list[BufferUse] = []
     for each in sorted(buffers, key=lambda each: each.start):
         found += [other for other in alive if other.end <= each.start]
         alive = [other for other in alive if other.end > each.start]
@@ -181,12 +181,12 @@ def apart(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
     return (*found, *alive)
 
 
-def _overlap(a: Buffer, b: Buffer) -> bool:
+def _overlap(a: BufferUse, b: BufferUse) -> bool:
     together = a.memory == b.memory and a.start < b.end and b.start < a.end
     return together and a.address < b.address + b.size and b.address < a.address + a.size
 
 
-def _joined(parts: Sequence[Buffer]) -> Buffer:
+def _joined(parts: Sequence[BufferUse]) -> BufferUse:
     """A buffer from the first byte to the last and the first cycle to the last, named after all parts."""
     first = min(each.address for each in parts)
     return replace(

@@ -17,7 +17,7 @@ from npuc.frontend import load as load_model
 from npuc.ir import Graph
 from npuc.pipeline import run_passes
 from npuc.program import Program, load, save
-from npuc.regions.assembling import Lowered
+from npuc.regions.assembling import LoweredPart
 from npuc.regions.compilation import compiled
 from npuc.regions.composite import target_of
 from npuc.regions.planning import passes_of
@@ -27,7 +27,7 @@ from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 
 
-def compilation(request: Request) -> Lowered:
+def compilation(request: Request) -> LoweredPart:
     """The program of a request with its graph and calibration samples. Raises what the target refuses."""
     parts = Kept()
     program, _ = compiled(request, parts)
@@ -41,9 +41,9 @@ class Kept:
     """Parts as they were lowered, not proved."""
 
     def __init__(self) -> None:
-        self.found: list[Lowered] = []
+        self.found: list[LoweredPart] = []
 
-    def part(self, lowered: Lowered, model: Path) -> Program:
+    def part(self, lowered: LoweredPart, model: Path) -> Program:
         self.found.append(lowered)
         return lowered.program
 

@@ -13,7 +13,7 @@ import click
 
 from npuc.cli.completing import LAYERS
 from npuc.cli.options import (
-    Choice,
+    SuggestingChoice,
     TargetChoice,
     force_option,
     format_options,
@@ -281,11 +281,16 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
 @click.command()
 @click.argument("artefact", type=PATH)
 @click.option(
-    "--format", "form", type=Choice(FORMATS), metavar="FORMAT", required=True, help=f"One of {', '.join(FORMATS)}."
+    "--format",
+    "form",
+    type=SuggestingChoice(FORMATS),
+    metavar="FORMAT",
+    required=True,
+    help=f"One of {', '.join(FORMATS)}.",
 )
 @click.option(
     "--player",
-    type=Choice(("sequential", "sequencers", "verilator")),
+    type=SuggestingChoice(("sequential", "sequencers", "verilator")),
     help="Who executes an nvdla-trace: sequential: a player that reads the file in order (default);"
     " sequencers: NVDLA's own environment, one sequencer per block; verilator: the test bench of NVDLA's tree.",
 )

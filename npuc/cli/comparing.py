@@ -170,13 +170,13 @@ def compare(
     """
     from npuc.images.description import described
     from npuc.reports import tables
-    from npuc.reports.comparison import Subject
+    from npuc.reports.comparison import ComparedModel
     from npuc.reports.comparison import compare as compared
     from npuc.target import Options
 
     found = _candidates(named, targets, machines)
     own = {name: value for name, value in flags.items() if value is not None}
-    subject = Subject(model, shapes, calibration, data)
+    subject = ComparedModel(model, shapes, calibration, data)
     with working("comparing") as bar:
         images = () if input is None else described(input)
         report = compared(subject, found, Options(strict=strict, flags=own, input=images), bar)

@@ -10,7 +10,7 @@ import click
 
 from npuc.cli.completing import NODES, PASSES
 from npuc.cli.options import (
-    Choice,
+    SuggestingChoice,
     TargetCommand,
     asked,
     bind_option,
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--proof",
-    type=Choice(CHOICES["proof"]),
+    type=SuggestingChoice(CHOICES["proof"]),
     default="one",
     help="Samples on which to prove the program against the model before writing it [default: one].",
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuc.cli.options import Choice, json_option, limit_options, machine_option, modified_option
+from npuc.cli.options import SuggestingChoice, json_option, limit_options, machine_option, modified_option
 from npuc.cli.output import announce_synthetic, opened, working, write_folder
 from npuc.cli.paths import PATH
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--data", type=PATH, multiple=True, help="The sample that the test bench runs (.npz).")
 @click.option(
     "--resources",
-    type=Choice(("generic", "ice40", "ecp5")),
+    type=SuggestingChoice(("generic", "ice40", "ecp5")),
     multiple=True,
     help="Estimate the resources on a chip family with Yosys; takes minutes.",
 )

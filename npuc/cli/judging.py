@@ -86,7 +86,7 @@ def accuracy(
     if labels is not None:
         program = with_labels(program, labels_of(labels))
     model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
-    subject = judging.Subject(model.absolute(), artefact.absolute(), allow_modified)
+    subject = judging.JudgedFiles(model.absolute(), artefact.absolute(), allow_modified)
     try:
         with working("accuracy") as bar:
             report = judging.accuracy(

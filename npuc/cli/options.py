@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Choice(click.Choice[str]):
+class SuggestingChoice(click.Choice[str]):
     """A choice that suggests the closest value for an invalid one."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
@@ -47,7 +47,7 @@ class Choice(click.Choice[str]):
         return str(super().convert(value, param, ctx))
 
 
-class TargetChoice(Choice):
+class TargetChoice(SuggestingChoice):
     """npuc's targets; installed packages are searched only for other names."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class TargetChoice(Choice):
         """The target's name. Fails with a list of all names."""
         if value in TARGETS:
             return str(value)
-        return Choice(names()).convert(value, param, ctx)
+        return SuggestingChoice(names()).convert(value, param, ctx)
 
 
 def _shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -207,18 +207,18 @@ search_options = _together(
         type=PATH,
         help="File or folder that keeps calibration results for later compilations.",
     ),
-    click.option("--mixed", type=Choice(CHOICES["mixed"]), hidden=True),  # auto is --precision mixed
+    click.option("--mixed", type=SuggestingChoice(CHOICES["mixed"]), hidden=True),  # auto is --precision mixed
     click.option(
         "-O",
         "level",
-        type=Choice(CHOICES["level"]),
+        type=SuggestingChoice(CHOICES["level"]),
         default="1",
         help="Effort for accuracy: 0 min-max scales; 1 a search in about twice the time [default];"
         " 2 a full search.",
     ),
     click.option(
         "--method",
-        type=Choice(CHOICES["method"]),
+        type=SuggestingChoice(CHOICES["method"]),
         help="Calibration method [default: set by -O].",
     ),
     click.option(
@@ -247,7 +247,7 @@ input_option = click.option(
     metavar="PRESET|FILE",
     help="What the image input expects: imagenet, tf, caffe-bgr, yolo, mtcnn, none, or a TOML file.",
 )
-input_data_option = click.option("--input-data", type=Choice(CHOICES["input_data"]), hidden=True)
+input_data_option = click.option("--input-data", type=SuggestingChoice(CHOICES["input_data"]), hidden=True)
 """float is frame = "float" in the description."""
 labels_option = click.option("--labels", type=PATH, metavar="FILE", help="Names of the classes, one a line.")
 
@@ -292,7 +292,7 @@ force_option = click.option("--force", is_flag=True, help="Replace an output tha
 strict_option = click.option("--strict", is_flag=True, help="Refuse every host step but input/output conversion.")
 precision_option = click.option(
     "--precision",
-    type=Choice(("int8", "int16", "fp16", "fp32", MIXED)),
+    type=SuggestingChoice(("int8", "int16", "fp16", "fp32", MIXED)),
     help="Number format [default: the target's first]; mixed: int8, but the layers that lose the most in int16"
     " (nvdla-full), or in float on the host.",
 )
@@ -303,7 +303,7 @@ def _help(flag: Flag) -> str:
 
 
 target_flags = _together(
-    click.option(option_of(ISA.name), type=Choice(ISA.values), help=_help(ISA)),
+    click.option(option_of(ISA.name), type=SuggestingChoice(ISA.values), help=_help(ISA)),
     removed_options("objective", "weights"),
 )
 """Options that only some targets have."""
@@ -315,7 +315,7 @@ class TargetCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the arguments, including the flags of the targets named in them."""
         ctx.meta[INSTALLED] = [
-            click.Option([option_of(flag.name)], type=Choice(flag.values), help=_help(flag))
+            click.Option([option_of(flag.name)], type=SuggestingChoice(flag.values), help=_help(flag))
             for flag in dict.fromkeys(flag for name in _installed(args) for flag in _flags_of(name))
         ]
         return super().parse_args(ctx, args)
@@ -364,7 +364,11 @@ def format_options(*forms: str) -> Callable[[Callable[..., T]], Callable[..., T]
 
     def added(command: Callable[..., T]) -> Callable[..., T]:
         @click.option(
-            "--format", "form", type=Choice(forms), default=forms[0], help=f"Output format [default: {forms[0]}]."
+            "--format",
+            "form",
+            type=SuggestingChoice(forms),
+            default=forms[0],
+            help=f"Output format [default: {forms[0]}].",
         )
         @volume_options
         @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
@@ -380,7 +384,7 @@ def format_options(*forms: str) -> Callable[[Callable[..., T]], Callable[..., T]
 chip_options = _together(
     click.option(
         "--chip-model",
-        type=Choice(("own", "quick", "vendor", "rtl")),
+        type=SuggestingChoice(("own", "quick", "vendor", "rtl")),
         default="own",
         help="own: npuc's chip model [default]; quick: the same with float sums for fp16 (nvdla); "
         "vendor: the vendor's, in the folder $NPUC_OKK_LIBS (bm1684); rtl: the hardware description (easynpu).",

@@ -28,7 +28,7 @@ from npuc.flag import SYNTHETIC
 from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
-    from npuc.reports.comparison import Grid
+    from npuc.reports.comparison import MachineGrid
 
 
 @click.command(cls=TargetCommand)
@@ -90,13 +90,13 @@ def sweep(
     """
     from npuc.registry import target as find
     from npuc.reports import tables
-    from npuc.reports.comparison import Subject
+    from npuc.reports.comparison import ComparedModel
     from npuc.reports.comparison import sweep as swept
 
     grid = _grid(target, machine, axes)
     chosen = _costs(grid, costs)
     files = tuple(each if str(each) == SYNTHETIC else each.absolute() for each in calibration)
-    subject = Subject(model.absolute(), shapes, files)
+    subject = ComparedModel(model.absolute(), shapes, files)
     options = asked(find(target), strict=strict, **flags)
     with working("sweeping") as bar:
         bar.begin("compiling for every machine", len(grid.points()))
@@ -122,10 +122,10 @@ def _write_page(report: Mapping[str, Any], output: Path) -> None:
         staging.write_text(text, encoding="utf-8")
 
 
-def _grid(target: str, machine: str | None, axes: tuple[str, ...]) -> Grid:
+def _grid(target: str, machine: str | None, axes: tuple[str, ...]) -> MachineGrid:
     """The grid given by the options. Raises UsageError for unknown parameters and wrong types."""
     from npuc.registry import target as find
-    from npuc.reports.comparison import Grid
+    from npuc.reports.comparison import MachineGrid
 
     known = {name: value for name, value in find(target).machine_values(machine).items() if name != "name"}
     found: dict[str, tuple[Any, ...]] = {}
@@ -139,7 +139,7 @@ def _grid(target: str, machine: str | None, axes: tuple[str, ...]) -> Grid:
         if name in found:
             raise click.UsageError(f"--grid names '{name}' twice")
         found[name] = tuple(dict.fromkeys(_value(name, text.strip(), known[name]) for text in values.split(",")))
-    return Grid(target, machine, found)
+    return MachineGrid(target, machine, found)
 
 
 def _value(name: str, text: str, like: bool | int | str) -> bool | int | str:
@@ -155,7 +155,7 @@ def _value(name: str, text: str, like: bool | int | str) -> bool | int | str:
     return int(text)
 
 
-def _costs(grid: Grid, costs: tuple[str, ...]) -> tuple[str, ...]:
+def _costs(grid: MachineGrid, costs: tuple[str, ...]) -> tuple[str, ...]:
     """The costs to trade off against cycles. Raises UsageError for unknown and non-numeric ones."""
     from npuc.reports.comparison import COSTS
 

@@ -14,7 +14,7 @@ from npuc.regions.accounting import account_of
 from npuc.regions.assembling import entire
 from npuc.regions.compilation import lowered_parts
 from npuc.regions.hosting import loads
-from npuc.regions.planning import Plan, partitioned, planned
+from npuc.regions.planning import ModelPlan, partitioned, planned
 from npuc.samples.loading import Samples, synthetic
 from npuc.system.budget import budget
 from npuc.target import Request
@@ -73,7 +73,7 @@ def _refused(problem: Problem) -> Problem:
     return replace(problem, code="E203", reason=f"it would run on the host: {problem.reason}", remedy=remedy)
 
 
-def _nowhere(plan: Plan, error: NpucError) -> list[Reason]:
+def _nowhere(plan: ModelPlan, error: NpucError) -> list[Reason]:
     """The problems of a model that the host cannot run either; onnxruntime's own come last."""
     refused = [*plan.causes]
     found = [Reason(each, _place(plan.network, each)) for each in refused]

@@ -25,7 +25,7 @@ from npuc.ir import Array, Graph
 from npuc.program import Program
 from npuc.reference import graph_session
 from npuc.regions.artefact import is_composite
-from npuc.regions.assembling import Lowered
+from npuc.regions.assembling import LoweredPart
 from npuc.regions.running import LIMITS, CompositeRunner, sample_by_sample
 from npuc.running import batch_of, input_types, program_inputs
 from npuc.samples.loading import Samples, load, varied
@@ -33,10 +33,10 @@ from npuc.samples.sources import files_of
 from npuc.samples.structured import row
 from npuc.storage.mapped import trim
 from npuc.target import FLOATING, Request, Runner, Target, quickest
-from npuc.verification.bits import Bits
+from npuc.verification.bits import BitDifferences
 from npuc.verification.criterion import criterion
 from npuc.verification.equivalence import Equivalence, Original
-from npuc.verification.floating import Layers
+from npuc.verification.floating import FloatingLayers
 from npuc.verification.jumps import jumping
 from npuc.verification.metrics import same_type
 from npuc.verification.nearness import Nearness
@@ -78,7 +78,7 @@ class Prover:
 
     request: Request
 
-    def part(self, lowered: Lowered, model: Path) -> Program:
+    def part(self, lowered: LoweredPart, model: Path) -> Program:
         """The program of a part, checked against a model. Raises as `proved`."""
         return proved(lowered, replace(self.request, model=model))
 
@@ -108,7 +108,7 @@ class Prover:
             raise unproved(DataError.of(replace(each, remedy=remedy) for each in error.problems)) from None
 
 
-def proved(found: Lowered, request: Request) -> Program:
+def proved(found: LoweredPart, request: Request) -> Program:
     """The program, checked as the options demand; its report records the results.
 
     Raises Mismatch (E603) if it does not compute what the model does, and what `unproved` gives where that cannot
@@ -129,7 +129,7 @@ def proved(found: Lowered, request: Request) -> Program:
 class _PartProof:
     """A program with its references. few_runs: one sample is enough."""
 
-    def __init__(self, found: Lowered, model: Path, target: Target, *, few_runs: bool) -> None:
+    def __init__(self, found: LoweredPart, model: Path, target: Target, *, few_runs: bool) -> None:
         self.program, self.graph, self.one = _as_read(found.program), found.graph, few_runs
         self.target = target
         self.calibration = found.samples
@@ -415,7 +415,7 @@ class _BitProof:
     """Compares the simulator's integers with those of the integer network."""
 
     def __init__(self, program: Program, target: Target, *, few_runs: bool) -> None:
-        self.bits = Bits(program, target, few_runs=few_runs, confined=False)
+        self.bits = BitDifferences(program, target, few_runs=few_runs, confined=False)
 
     def __call__(self, feed: Feed, seen: Feed, outputs: Feed) -> None:
         """Raises Mismatch (E603) with the first layer that differs."""
@@ -435,7 +435,7 @@ class _LayerProof:
     """Compares the layers of a floating-point program with onnxruntime, each on the machine's own inputs."""
 
     def __init__(self, program: Program, *, few_runs: bool) -> None:
-        self.layers = Layers(program, confined=False, few_runs=few_runs)
+        self.layers = FloatingLayers(program, confined=False, few_runs=few_runs)
 
     def __call__(self, feed: Feed, seen: Feed, outputs: Feed) -> None:
         """Raises Mismatch (E603) with the first layer whose error rounding does not explain."""

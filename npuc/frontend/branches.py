@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import onnx
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.foreign import renamed as with_inputs
 from npuc.onnx_files.external_data import array_of
 
 
-def branch_of(node: OnnxNode, to: Builder) -> onnx.GraphProto:
+def branch_of(node: OnnxNode, to: NodeBuilder) -> onnx.GraphProto:
     """The branch chosen by a constant condition; raises E202 for a condition computed at run time."""
     if node.inputs[0] not in to.constants:
         remedy = "export one branch, or bind the scalar input that chooses it (--bind INPUT=VALUE)"
@@ -25,7 +25,7 @@ def branch_of(node: OnnxNode, to: Builder) -> onnx.GraphProto:
     return branch
 
 
-def inlined(node: OnnxNode, branch: onnx.GraphProto, to: Builder) -> Iterator[tuple[str, onnx.NodeProto]]:
+def inlined(node: OnnxNode, branch: onnx.GraphProto, to: NodeBuilder) -> Iterator[tuple[str, onnx.NodeProto]]:
     """The branch's nodes with their names. Its tensors get new names; its outputs get those of the If."""
     inside = [name for each in branch.node for name in each.output if name]
     renamed = {name: to.fresh(f"{node.name}/{name}") for name in (*inside, *(t.name for t in branch.initializer))}

@@ -20,7 +20,7 @@ from npuc.system.budget import expect_room, take
 from npuc.text.names import Names
 
 
-class Undefined(ModelError):
+class UndefinedConstants(ModelError):
     """Constants for which ONNX defines no result: none is computed in any other way either."""
 
 
@@ -45,9 +45,9 @@ class OnnxNode:
         """The error (E105) for an inconsistent node."""
         return ModelError("E105", reason, node=self.source, op=self.op, tensor=tensor, limit=limit)
 
-    def undefined(self, reason: str, tensor: str, limit: str) -> Undefined:
+    def undefined(self, reason: str, tensor: str, limit: str) -> UndefinedConstants:
         """The error (E105) for a constant that the operator is not defined for."""
-        return Undefined("E105", reason, node=self.source, op=self.op, tensor=tensor, limit=limit)
+        return UndefinedConstants("E105", reason, node=self.source, op=self.op, tensor=tensor, limit=limit)
 
     def unsupported(self, reason: str, remedy: str, *, limit: str | None = None) -> UnsupportedOperator:
         """The error (E202) for a valid form that npuc does not support."""
@@ -67,7 +67,7 @@ class OnnxNode:
         return found
 
 
-class Builder:
+class NodeBuilder:
     """Nodes, constants and types so far. A tensor is in `constants`, or has a producer, or is an input."""
 
     def __init__(self, opset: int, folder: Path | None, fold_weights: bool) -> None:

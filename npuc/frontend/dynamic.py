@@ -88,7 +88,7 @@ def _left_over(graph: onnx.GraphProto, dynamic: Mapping[str, onnx.NodeProto]) ->
 
     All scales where the nodes are in no order: a second walk would find other powers.
     """
-    walk = _Walk(dynamic)
+    walk = _PowerWalk(dynamic)
     for node in graph.node:
         walk.meet(node)
     first = dict(walk.powers)
@@ -98,7 +98,7 @@ def _left_over(graph: onnx.GraphProto, dynamic: Mapping[str, onnx.NodeProto]) ->
     return walk.wrong | left if walk.powers == first else {node.output[1] for node in dynamic.values()}
 
 
-class _Walk:
+class _PowerWalk:
     """The powers of tensors, node by node. dynamic: the nodes to be replaced, by the names of their results."""
 
     def __init__(self, dynamic: Mapping[str, onnx.NodeProto]) -> None:

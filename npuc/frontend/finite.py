@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from npuc.conditions.masks import LAYERS
-from npuc.frontend.builder import Builder
+from npuc.frontend.builder import NodeBuilder
 from npuc.ir import Array, Node
 from npuc.ops.attributes import AXIS, EPSILON
 from npuc.ops.movement import ONNX_MOVEMENT
@@ -25,7 +25,7 @@ FINITE = (
     "ReduceMean", "ReduceMin", "ReduceSum", "Resize", "Softmax", "Where",
 )  # fmt: skip
 """Operators whose result is finite if their inputs are. Of those that the host runs, Where is known."""
-CONDITIONS: Mapping[str, Callable[[Node, Builder], bool]] = {
+CONDITIONS: Mapping[str, Callable[[Node, NodeBuilder], bool]] = {
     "BatchNormalization": lambda node, to: to.bounds.of(node.inputs[4]) > -EPSILON(node),
     "Div": lambda node, to: _is_divisor(to, node.inputs[1]),
     "Pow": lambda node, to: to.bounds.holds(node.inputs[1], lambda value: (value >= 0) & (value % 1 == 0)),
@@ -38,7 +38,7 @@ Needed = tuple[str, bool]
 """A tensor, and whether a layer reads what is made of it."""
 
 
-def is_finite(to: Builder, tensor: str) -> bool:
+def is_finite(to: NodeBuilder, tensor: str) -> bool:
     """Whether all elements of a tensor are finite numbers."""
     known, waiting = to.finite, [(tensor, False)]
     while waiting:
@@ -53,7 +53,7 @@ def is_finite(to: Builder, tensor: str) -> bool:
     return known[tensor, False]
 
 
-def _needed(to: Builder, name: str, in_layer: bool) -> tuple[Needed, ...] | None:
+def _needed(to: NodeBuilder, name: str, in_layer: bool) -> tuple[Needed, ...] | None:
     """What must be finite for a tensor to be so; None if nothing suffices."""
     node = to.producers.get(name)
     if name in to.types and (np.dtype(to.types[name].dtype).kind != "f" or to.bounds.holds(name, _is_moderate)):
@@ -66,7 +66,7 @@ def _needed(to: Builder, name: str, in_layer: bool) -> tuple[Needed, ...] | None
     return tuple((each, in_layer or node.op in LAYERS) for each in read if each)
 
 
-def _unmasked(to: Builder, softmax: Node) -> str:
+def _unmasked(to: NodeBuilder, softmax: Node) -> str:
     """The argument of a Softmax, without a mask that leaves a number in every row."""
     x = softmax.inputs[0]
     node, axis = to.producers.get(x), AXIS(softmax) - len(to.shape(x))
@@ -77,7 +77,7 @@ def _unmasked(to: Builder, softmax: Node) -> str:
     return x
 
 
-def is_chosen(to: Builder, name: str) -> bool:
+def is_chosen(to: NodeBuilder, name: str) -> bool:
     """Whether a mask is, maybe moved, a choice of finite constants, such as 0 and the least float32."""
     node = to.producers.get(name)
     while node is not None and node.op != "Concat" and node.op in (*ONNX_MOVEMENT, "Expand"):
@@ -87,7 +87,7 @@ def is_chosen(to: Builder, name: str) -> bool:
     return all(to.bounds.holds(each, np.isfinite) for each in node.inputs[1:])
 
 
-def _removes_a_part(to: Builder, name: str, axis: int) -> bool:
+def _removes_a_part(to: NodeBuilder, name: str, axis: int) -> bool:
     """Whether a mask is a constant of numbers and -inf, with a number everywhere along the axis, below 0."""
     mask = to.constants.get(name)
     if mask is None or mask.ndim < -axis:
@@ -99,6 +99,6 @@ def _is_moderate(value: Array) -> Array:
     return np.abs(value) < MODERATE
 
 
-def _is_divisor(to: Builder, name: str) -> bool:
+def _is_divisor(to: NodeBuilder, name: str) -> bool:
     """Whether a tensor is far from 0: positive, or a constant."""
     return to.bounds.of(name) > 1 / MODERATE or to.bounds.holds(name, lambda value: np.abs(value) > 1 / MODERATE)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.contrib import standard_form
 from npuc.frontend.inference import inferred, is_static
 from npuc.ir import Array
@@ -24,7 +24,7 @@ ELEMENT_BYTES = 8
 """Bytes per element during computation: the reference implementation may use float64."""
 
 
-def can_fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> bool:
+def can_fold(node: OnnxNode, proto: onnx.NodeProto, to: NodeBuilder) -> bool:
     """Whether the value is the same everywhere: constant inputs, no subgraph, nothing random or undefined."""
     if node.op in RANDOM or any(each.type == onnx.AttributeProto.GRAPH for each in proto.attribute):
         return False
@@ -36,7 +36,7 @@ NARROW = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
 """The ranges of the narrowest integers."""
 
 
-def _undefined(node: OnnxNode, to: Builder) -> bool:
+def _undefined(node: OnnxNode, to: NodeBuilder) -> bool:
     """Whether a cast to a narrow integer meets a fraction or leaves the range.
 
     There onnxruntime rounds and saturates, where ONNX's reference implementation truncates and wraps around.
@@ -52,7 +52,7 @@ def _undefined(node: OnnxNode, to: Builder) -> bool:
     return not bool(((value == np.rint(value)) & (value >= low) & (value <= high)).all())
 
 
-def fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
+def fold(node: OnnxNode, proto: onnx.NodeProto, to: NodeBuilder) -> None:
     """Makes the node's outputs constants. Raises E105 if the reference implementation refuses the node."""
     proto, opset = standard_form(proto, node.opset)
     node = replace(node, opset=opset)
@@ -62,7 +62,7 @@ def fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
         to.add_constant(name, value)
 
 
-def _expect_room(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
+def _expect_room(node: OnnxNode, proto: onnx.NodeProto, to: NodeBuilder) -> None:
     """Raises E110 for outputs that are too large, E105 for those whose size cannot be bounded in advance."""
     if node.op in NO_LARGER_THAN_INPUTS:
         return
@@ -73,7 +73,7 @@ def _expect_room(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
         expect_room(size, "a constant", node=node.source, tensor=tensor)
 
 
-def _sizes(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> dict[str, int] | None:
+def _sizes(node: OnnxNode, proto: onnx.NodeProto, to: NodeBuilder) -> dict[str, int] | None:
     """Bytes of every output by ONNX's shape inference; None if it cannot tell."""
     values = {raw: to.constants[each] for raw, each in zip(proto.input, node.inputs, strict=True) if raw}
     types = {
@@ -89,7 +89,7 @@ def _sizes(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> dict[str, int]
     }
 
 
-def _reference_values(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> Sequence[Array]:
+def _reference_values(node: OnnxNode, proto: onnx.NodeProto, to: NodeBuilder) -> Sequence[Array]:
     from onnx.reference import ReferenceEvaluator
 
     feeds = {raw: to.constants[each] for raw, each in zip(proto.input, node.inputs, strict=True) if raw}

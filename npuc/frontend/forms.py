@@ -18,7 +18,7 @@ from npuc.frozen import frozen
 
 
 @frozen
-class Rewrite:
+class FrontendRewrite:
     """A change that the frontend makes to a whole model."""
 
     name: str
@@ -29,22 +29,22 @@ class Rewrite:
 
 
 REWRITES = (
-    Rewrite("its opset is converted", lambda model, _: upgraded(model)),
-    Rewrite("half precision is read as float32", lambda model, _: widened(model), deliberate=True),
-    Rewrite("sparse constants are made dense", with_dense_constants),
-    Rewrite("functions are replaced by their bodies", lambda model, _: without_functions(model)),
-    Rewrite(
+    FrontendRewrite("its opset is converted", lambda model, _: upgraded(model)),
+    FrontendRewrite("half precision is read as float32", lambda model, _: widened(model), deliberate=True),
+    FrontendRewrite("sparse constants are made dense", with_dense_constants),
+    FrontendRewrite("functions are replaced by their bodies", lambda model, _: without_functions(model)),
+    FrontendRewrite(
         "dynamic quantisation is read as the values themselves",
         lambda model, _: without_dynamic_quantisation(model),
         deliberate=True,
     ),
-    Rewrite("activations of fused operators become nodes", lambda model, _: with_activations_apart(model)),
-    Rewrite("recurrent operators get their steps first", lambda model, _: steps_first(model)),
+    FrontendRewrite("activations of fused operators become nodes", lambda model, _: with_activations_apart(model)),
+    FrontendRewrite("recurrent operators get their steps first", lambda model, _: steps_first(model)),
 )
 """In the order in which they are made. Decisions: docs/decisions.md."""
 
 
-def forms(model: onnx.ModelProto, folder: Path | None) -> Iterator[tuple[Rewrite, onnx.ModelProto]]:
+def forms(model: onnx.ModelProto, folder: Path | None) -> Iterator[tuple[FrontendRewrite, onnx.ModelProto]]:
     """The model after each rewrite that changes it. Raises ModelError as the import does."""
     for rewrite in REWRITES:
         made = rewrite.apply(model, folder)

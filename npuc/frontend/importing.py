@@ -21,7 +21,7 @@ from npuc.errors import Defect, ModelError, NpucError, Problem, UnsupportedOpera
 from npuc.frontend.batches import steps_first
 from npuc.frontend.binding import INPUT_TYPES, input_types
 from npuc.frontend.branches import branch_of, inlined
-from npuc.frontend.builder import Builder, OnnxNode, Undefined
+from npuc.frontend.builder import NodeBuilder, OnnxNode, UndefinedConstants
 from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
@@ -93,7 +93,7 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError("E104", f"the model's functions cannot be inlined: {error}") from error
 
 
-def constants_into(to: Builder, graph: onnx.GraphProto) -> None:
+def constants_into(to: NodeBuilder, graph: onnx.GraphProto) -> None:
     """Adds the initialisers. Raises ModelError (E104) for a repeated name."""
     for tensor in graph.initializer:
         if tensor.name in to.constants:
@@ -125,7 +125,7 @@ def _expect_written_once(graph: onnx.GraphProto, outside: AbstractSet[str]) -> N
 
 
 def ordered(
-    graph: onnx.GraphProto, to: Builder, known: AbstractSet[str], sources: Sequence[str]
+    graph: onnx.GraphProto, to: NodeBuilder, known: AbstractSet[str], sources: Sequence[str]
 ) -> list[tuple[str, str, onnx.NodeProto]]:
     """The nodes with unique names and sources, in topological order.
 
@@ -161,7 +161,7 @@ def is_importable(proto: onnx.NodeProto) -> bool:
 
 
 def import_node(
-    name: str, source: str, proto: onnx.NodeProto, to: Builder, opsets: list[onnx.OperatorSetIdProto]
+    name: str, source: str, proto: onnx.NodeProto, to: NodeBuilder, opsets: list[onnx.OperatorSetIdProto]
 ) -> None:
     """Imports one node. source: the file's node that it belongs to.
 
@@ -190,7 +190,7 @@ def import_node(
     to.note_absent(node)
 
 
-def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
+def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: NodeBuilder) -> None:
     if node.op == "If":
         branch_of(node, to)  # raises: a constant condition has chosen its branch before
     importer, foldable = IMPORTERS.get(node.op), can_fold(node, proto, to)
@@ -201,7 +201,7 @@ def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
         return
     try:
         importer(node, to)
-    except Undefined:
+    except UndefinedConstants:
         raise
     except NpucError as error:
         # A constant of a type or form that the table lacks (double, strings) can still be evaluated.
@@ -258,7 +258,7 @@ class _Import:
     ) -> None:
         self.model, self.file_nodes, self.avoided = model, given, avoided
         self.unreadable = opset.problems[0] if isinstance(opset, NpucError) else None
-        self.to = Builder(opset if isinstance(opset, int) else OLDEST_OPSET, folder, fold_weights)
+        self.to = NodeBuilder(opset if isinstance(opset, int) else OLDEST_OPSET, folder, fold_weights)
         self.nodes: list[ImportedNode] = []
         self.broken: set[str] = set()
         """Results of nodes that npuc cannot import."""

@@ -11,7 +11,7 @@ from math import ceil, prod
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.ir import Array, Node
 from npuc.ops.attributes import COORDINATES, CUBIC_COEFF_A, EXCLUDE_OUTSIDE, RESIZE_MODE, Attribute
 from npuc.ops.resize import matrix_of, source_positions, taps_at
@@ -21,7 +21,7 @@ ANTIALIAS = Attribute[bool]("antialias", "flag", "the kernel is stretched where 
 
 def emit_products(
     node: OnnxNode,
-    to: Builder,
+    to: NodeBuilder,
     shape: Sequence[int],
     sizes: Sequence[int],
     matrices: dict[int, Array],

@@ -16,7 +16,7 @@ from npuc.ops.movement import slice_index
 
 
 @frozen
-class Axis:
+class CopyAxis:
     """An extent and the bytes between elements, in the source and in the destination."""
 
     extent: int
@@ -31,7 +31,7 @@ class Copy:
     piece: int
     source: int
     target: int
-    axes: tuple[Axis, ...]
+    axes: tuple[CopyAxis, ...]
 
 
 Views = list[tuple[Array, Array]]
@@ -111,16 +111,16 @@ def copy_between(source: Array, x: Array, target: Array, y: Array) -> Copy:
 
 def _merged(source: Array, target: Array, first: int, place: int) -> Copy:
     """The copy between two views, with as few axes as possible."""
-    axes: list[Axis] = []
+    axes: list[CopyAxis] = []
     piece = source.itemsize
-    for axis in map(Axis, source.shape[::-1], source.strides[::-1], target.strides[::-1]):
+    for axis in map(CopyAxis, source.shape[::-1], source.strides[::-1], target.strides[::-1]):
         if axis.extent == 1:
             continue
-        last = axes[-1] if axes else Axis(piece, 1, 1)
+        last = axes[-1] if axes else CopyAxis(piece, 1, 1)
         if (axis.source, axis.target) != (last.extent * last.source, last.extent * last.target):
             axes.append(axis)
         elif axes:
-            axes[-1] = Axis(last.extent * axis.extent, last.source, last.target)
+            axes[-1] = CopyAxis(last.extent * axis.extent, last.source, last.target)
         else:
             piece *= axis.extent
     return Copy(piece, first, place, tuple(reversed(axes)))

@@ -14,7 +14,7 @@ from npuc.allocation import Buffer, allocate, peak
 from npuc.export import c_text
 from npuc.export.c_text import array, elements
 from npuc.frozen import frozen
-from npuc.host_c.operators import C_TYPES, Writer, emitted
+from npuc.host_c.operators import C_TYPES, RegionWriter, emitted
 from npuc.ir import Array, Graph
 from npuc.text.escaping import c_comment
 
@@ -31,7 +31,7 @@ MOST_BYTES = 1 << 28
 
 
 @frozen
-class Function:
+class HostFunction:
     """A host function: its text, None if the library lacks an operator, and its description in the header."""
 
     name: str
@@ -40,7 +40,7 @@ class Function:
 
 
 @frozen
-class Signature:
+class FunctionSignature:
     """Inputs and outputs of a function in order: tensors by name, with their types as text for a comment."""
 
     inputs: tuple[str, ...]
@@ -50,8 +50,8 @@ class Signature:
 
 
 def function(
-    graph: Graph | None, signature: Signature, kind: str, number: int, title: str, operators: Sequence[str]
-) -> Function:
+    graph: Graph | None, signature: FunctionSignature, kind: str, number: int, title: str, operators: Sequence[str]
+) -> HostFunction:
     """A function for npuc_KIND.c. graph: None if it is unknown how to compute it.
 
     title: a description for the comment; operators: of all nodes.
@@ -64,16 +64,16 @@ def function(
     for role, names in (("in", signature.inputs), ("out", signature.outputs)):
         lines += [f"{role}[{at}]: {next(types)} {name}" for at, name in enumerate(names)]
     lines.append("Gives 0, or an error of your own.")
-    return Function(f"npuc_host_{prefix}", text, "\n".join(map(c_comment, lines)))
+    return HostFunction(f"npuc_host_{prefix}", text, "\n".join(map(c_comment, lines)))
 
 
-def sources(found: Sequence[Function], kind: str, introduction: str) -> dict[str, bytes]:
+def sources(found: Sequence[HostFunction], kind: str, introduction: str) -> dict[str, bytes]:
     """The files of these functions, npuc_KIND.h and .c and the library, by path."""
     header, source = _header(found, kind, introduction), _source(found, kind)
     return {**c_text.sources(SOURCES), f"npuc_{kind}.h": header.encode(), f"npuc_{kind}.c": source.encode()}
 
 
-def _function(graph: Graph, signature: Signature, prefix: str) -> str | None:
+def _function(graph: Graph, signature: FunctionSignature, prefix: str) -> str | None:
     """The text of a function with its tables, or None if the library lacks something."""
     if any(each.dtype not in C_TYPES for each in graph.tensors.values()):
         return None
@@ -90,7 +90,7 @@ def _function(graph: Graph, signature: Signature, prefix: str) -> str | None:
     storage = _storage(graph, prefix, places)
     if storage is None:
         return None
-    to = Writer(graph, prefix, places)
+    to = RegionWriter(graph, prefix, places)
     if not all(emitted(to, node) for node in graph.nodes):
         return None
     named = set(re.findall(r"\w+", " ".join(to.statements)))  # scales and zero points are numbers in the calls
@@ -130,7 +130,7 @@ def constant(name: str, value: Array) -> str:
     return array(C_TYPES[str(value.dtype)], name, elements(value, A_LINE))
 
 
-def _header(found: Sequence[Function], kind: str, introduction: str) -> str:
+def _header(found: Sequence[HostFunction], kind: str, introduction: str) -> str:
     types = ", ".join(TYPES.values())
     definitions = [
         f"enum npuc_region_type {{ {types} }};",
@@ -149,7 +149,7 @@ def _header(found: Sequence[Function], kind: str, introduction: str) -> str:
     return c_text.header(introduction, f"NPUC_{kind.upper()}_H", "npuc_operators.h", definitions, declarations)
 
 
-def _source(found: Sequence[Function], kind: str) -> str:
+def _source(found: Sequence[HostFunction], kind: str) -> str:
     texts: Iterable[str] = (each.text for each in found if each.text is not None)
     head = f'{TITLE}\n#include "npuc_{kind}.h"\n\n#include <math.h>\n\n'
     return head + "".join(texts)

@@ -34,7 +34,7 @@ MOST_RANK = 8
 
 
 @dataclass
-class Writer:
+class RegionWriter:
     """The calls of one region so far: statements, and the tables that precede the function."""
 
     graph: Graph
@@ -78,11 +78,11 @@ class Writer:
         self.call("copy", self.places[y], self.places[x], copy.piece, copy.target, copy.source, axes)
 
 
-Emit = Callable[[Writer, Node], bool]
+Emit = Callable[[RegionWriter, Node], bool]
 """Adds the computation of a node; False if the library does not support it."""
 
 
-def emitted(to: Writer, node: Node) -> bool:
+def emitted(to: RegionWriter, node: Node) -> bool:
     """Adds the computation of a node. False if the library lacks the operator, or this form of it."""
     names = [name for name in (*node.inputs, *node.outputs) if name]
     fits = all(0 < to.graph.tensors[name].size < 1 << 28 and len(to.shape(name)) <= MOST_RANK for name in names)
@@ -90,7 +90,7 @@ def emitted(to: Writer, node: Node) -> bool:
     return fits and rule is not None and not ACTIVATION(node) and rule(to, node)
 
 
-def _unary(to: Writer, node: Node) -> bool:
+def _unary(to: RegionWriter, node: Node) -> bool:
     function, numbers = UNARY[node.op]
     x = node.inputs[0]
     if not to.floats(x, node.output):
@@ -107,7 +107,7 @@ def _steps(shape: Sequence[int], result: Sequence[int]) -> list[int]:
     return [0 if extent == 1 else prod(aligned[axis + 1 :]) for axis, extent in enumerate(aligned)]
 
 
-def _binary(to: Writer, node: Node) -> bool:
+def _binary(to: RegionWriter, node: Node) -> bool:
     if len(node.inputs) != 2 or not to.floats(*node.inputs, node.output):
         return False
     result = to.shape(node.output)
@@ -118,7 +118,7 @@ def _binary(to: Writer, node: Node) -> bool:
     return True
 
 
-def _reduced(to: Writer, node: Node) -> bool:
+def _reduced(to: RegionWriter, node: Node) -> bool:
     x = node.inputs[0]
     if not to.floats(x, node.output):
         return False
@@ -133,7 +133,7 @@ def _reduced(to: Writer, node: Node) -> bool:
     return True
 
 
-def _softmax(to: Writer, node: Node) -> bool:
+def _softmax(to: RegionWriter, node: Node) -> bool:
     x, axis = node.inputs[0], AXIS(node)
     if not to.floats(x, node.output):
         return False
@@ -143,7 +143,7 @@ def _softmax(to: Writer, node: Node) -> bool:
     return True
 
 
-def _matmul(to: Writer, node: Node) -> bool:
+def _matmul(to: RegionWriter, node: Node) -> bool:
     left, right = (to.shape(name) for name in node.inputs)
     if not to.floats(*node.inputs, node.output):
         return False
@@ -159,7 +159,7 @@ def _matmul(to: Writer, node: Node) -> bool:
     return True
 
 
-def _moved(to: Writer, node: Node) -> bool:
+def _moved(to: RegionWriter, node: Node) -> bool:
     inputs, outputs = (
         [np.empty(to.shape(name), to.graph.tensors[name].dtype) for name in names]
         for names in (node.inputs, node.outputs)
@@ -170,14 +170,14 @@ def _moved(to: Writer, node: Node) -> bool:
     return True
 
 
-def _expanded(to: Writer, node: Node) -> bool:
+def _expanded(to: RegionWriter, node: Node) -> bool:
     x: Array = np.empty(to.shape(node.inputs[0]), to.graph.tensors[node.inputs[0]].dtype)
     y: Array = np.empty(to.shape(node.output), x.dtype)
     to.copy(copy_between(np.broadcast_to(x, y.shape), x, y, y), node.inputs[0], node.output)
     return True
 
 
-def _gathered(to: Writer, node: Node) -> bool:
+def _gathered(to: RegionWriter, node: Node) -> bool:
     x, indices = node.inputs
     if to.graph.tensors[indices].dtype != "int64":
         return False
@@ -189,7 +189,7 @@ def _gathered(to: Writer, node: Node) -> bool:
     return True
 
 
-def _quantised(to: Writer, node: Node) -> bool:
+def _quantised(to: RegionWriter, node: Node) -> bool:
     """QuantizeLinear and DequantizeLinear with a single scale, constant like the zero point."""
     x, y = node.inputs[0], node.output
     given = [name for name in node.inputs[1:] if name]

@@ -88,7 +88,7 @@ APART = ("float32", "int8")
 """Element types of constants that may be stored outside a model."""
 
 
-class Emitter:
+class OnnxEmitter:
     """Collects ONNX nodes and initialisers while the nodes of a graph are written.
 
     folded: whether nodes on constants are replaced by their results.
@@ -218,7 +218,7 @@ def to_onnx(
     folded: whether small results of constants become constants: a session of the model opens faster.
     """
     opset = _opset(graph)
-    emitter = Emitter(graph, opset, folded=folded)
+    emitter = OnnxEmitter(graph, opset, folded=folded)
     for node in graph.nodes:
         emitter.emit(node)
     wanted = dict.fromkeys(graph.outputs if outputs is None else outputs)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from npuc.errors import ModelError
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
-from npuc.system.confinement import Value
+from npuc.system.confinement import PortType
 
 if TYPE_CHECKING:
     import onnx
@@ -103,11 +103,11 @@ class Evaluated:
         self.inputs = [_described(each) for each in model.graph.input if each.name not in constants]
         self.outputs = [_described(each) for each in model.graph.output]
 
-    def get_inputs(self) -> Sequence[Value]:
+    def get_inputs(self) -> Sequence[PortType]:
         """Name, shape and type of every input."""
         return self.inputs
 
-    def get_outputs(self) -> Sequence[Value]:
+    def get_outputs(self) -> Sequence[PortType]:
         """Name, shape and type of every output."""
         return self.outputs
 
@@ -129,13 +129,13 @@ def whole(model: onnx.ModelProto | bytes, weights: Mapping[str, Array]) -> onnx.
     return found
 
 
-def _described(info: onnx.ValueInfoProto) -> Value:
+def _described(info: onnx.ValueInfoProto) -> PortType:
     """A value of a model, in onnxruntime's terms."""
     from onnx import TensorProto
 
     kind = info.type.tensor_type
     shape = [each.dim_value if each.HasField("dim_value") else each.dim_param or None for each in kind.shape.dim]
-    return Value(info.name, shape, f"tensor({TensorProto.DataType.Name(kind.elem_type).lower()})")
+    return PortType(info.name, shape, f"tensor({TensorProto.DataType.Name(kind.elem_type).lower()})")
 
 
 class Interpreted:
@@ -144,17 +144,17 @@ class Interpreted:
     def __init__(self, graph: Graph, outputs: Sequence[str]) -> None:
         self.graph, self.names = graph, list(outputs)
 
-    def get_inputs(self) -> Sequence[Value]:
+    def get_inputs(self) -> Sequence[PortType]:
         """Name, shape and type of every input."""
         return [self._described(name) for name in self.graph.inputs]
 
-    def get_outputs(self) -> Sequence[Value]:
+    def get_outputs(self) -> Sequence[PortType]:
         """Name, shape and type of every output."""
         return [self._described(name) for name in self.names]
 
-    def _described(self, name: str) -> Value:
+    def _described(self, name: str) -> PortType:
         found = self.graph.tensors[name]
-        return Value(name, found.shape, f"tensor({found.dtype.replace('float32', 'float')})")
+        return PortType(name, found.shape, f"tensor({found.dtype.replace('float32', 'float')})")
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Array]:
         """These outputs, or all. Raises DataError (E401, E402) for feeds that do not fit."""

@@ -24,7 +24,7 @@ from npuc.ops.attributes import (
 from npuc.ops.declaration import ANY, FLOAT, NUMBERS, Exporter, Op, Parameter
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 
 def activate(node: Node, y: Array) -> Array:
@@ -73,22 +73,22 @@ def _hard_sigmoid(node: Node, x: Array) -> Array:
     return np.clip(HARD_ALPHA(node) * x + HARD_BETA(node), 0, 1)
 
 
-def _clip_onnx(node: Node, emit: Emitter) -> None:
+def _clip_onnx(node: Node, emit: OnnxEmitter) -> None:
     emit.clip(node, node.inputs[0])
 
 
-def _swish_onnx(node: Node, emit: Emitter) -> None:
+def _swish_onnx(node: Node, emit: OnnxEmitter) -> None:
     x, alpha = node.inputs[0], SWISH_ALPHA(node)
     inner = x if alpha == 1 else emit.step("Mul", x, emit.constant(np.float32(alpha), "alpha"))
     emit.node("Mul", [x, emit.step("Sigmoid", inner)], node.outputs)
 
 
-def _mish_onnx(node: Node, emit: Emitter) -> None:
+def _mish_onnx(node: Node, emit: OnnxEmitter) -> None:
     gate = emit.step("Tanh", emit.step("Softplus", node.inputs[0]))
     emit.node("Mul", [node.inputs[0], gate], node.outputs)
 
 
-def _gelu_onnx(node: Node, emit: Emitter) -> None:
+def _gelu_onnx(node: Node, emit: OnnxEmitter) -> None:
     """0.5 x (1 + erf(x / sqrt 2)), or 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
     x = node.inputs[0]
 

@@ -58,13 +58,13 @@ from npuc.ir import Array, Attr, Node, TensorType
 from npuc.ops.attributes import Attribute
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 ShapeRule = Callable[[Node, Sequence[TensorType]], tuple[TensorType, ...]]
 Meaning = Callable[[Node, Sequence[Array]], tuple[Array, ...]]
 Requirement = Callable[[Node, Sequence[TensorType]], bool]
 """Whether a node with inputs of these types is legal; the docstring states the requirement."""
-Exporter = Callable[[Node, "Emitter"], None]
+Exporter = Callable[[Node, "OnnxEmitter"], None]
 Draw = Callable[[Random, Sequence[TensorType]], Mapping[str, Attr]]
 
 FLOAT = ("float32",)

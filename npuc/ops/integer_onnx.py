@@ -19,12 +19,14 @@ from npuc.ops.accumulators import EXACT_FLOAT32, accumulator_bound
 from npuc.ops.attributes import DILATIONS, GROUP, PADDING, PADS, RELU, SHIFT, STRIDES
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 FLOAT, DOUBLE, INT8, INT32 = "float32", "float64", "int8", "int32"
 
 
-def _requantise(emit: Emitter, acc: str, shift: Array, relu: bool, output: str, dtype: type[np.floating]) -> None:
+def _requantise(
+    emit: OnnxEmitter, acc: str, shift: Array, relu: bool, output: str, dtype: type[np.floating]
+) -> None:
     """acc (float or double) -> int8: Mul, Add, Floor, Clip, Cast."""
     scale = np.ldexp(np.ones(shift.shape), -shift.astype(np.int32)).astype(dtype)
     scaled = emit.step("Mul", acc, emit.constant(scale, "scale"))
@@ -38,7 +40,7 @@ def _requantise(emit: Emitter, acc: str, shift: Array, relu: bool, output: str, 
     emit.node("Cast", [clipped], [output], to=INT8)
 
 
-def conv(node: Node, emit: Emitter) -> None:
+def conv(node: Node, emit: OnnxEmitter) -> None:
     """A convolution by float32 sums if they are exact."""
     w, bias, shift = (emit.graph.constants[name] for name in node.inputs[1:4])
     x, attrs = windowed(node, emit, w)
@@ -60,7 +62,7 @@ def window_attrs(node: Node, w: Array) -> dict[str, Attr]:
     return {**window, "kernel_shape": w.shape[2:], "group": GROUP(node)}
 
 
-def windowed(node: Node, emit: Emitter, w: Array) -> tuple[str, dict[str, Attr]]:
+def windowed(node: Node, emit: OnnxEmitter, w: Array) -> tuple[str, dict[str, Attr]]:
     """A node's int8 input, padded explicitly if the padding value is not 0, and the attributes of the Conv."""
     attrs, pads, value = window_attrs(node, w), PADS(node), PADDING(node)
     if not value:
@@ -72,7 +74,7 @@ def windowed(node: Node, emit: Emitter, w: Array) -> tuple[str, dict[str, Attr]]
     return emit.step("Pad", node.inputs[0], emit.constant(around, "pads"), value), attrs
 
 
-def weighted_sum(node: Node, emit: Emitter) -> None:
+def weighted_sum(node: Node, emit: OnnxEmitter) -> None:
     """Both products and their sum in double."""
     (first, second), bias = (emit.graph.constants[name].astype(np.float64) for name in node.inputs[2:])
     acc = emit.constant(bias, "bias")
@@ -82,7 +84,7 @@ def weighted_sum(node: Node, emit: Emitter) -> None:
     _requantise(emit, acc, np.array(SHIFT(node)), RELU(node), node.output, np.float64)
 
 
-def wide_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
+def wide_sums(emit: OnnxEmitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
     """The sums of a convolution, without a bias, in double; w: (Co, Ci/group, ...) int8."""
     channels = np.moveaxis(w, 1, 0)
     reach = 128 * np.array([np.abs(each, dtype=np.int64).sum(axis=(1, 2)) for each in channels])
@@ -110,12 +112,12 @@ def _below(reach: Array, limit: int) -> Iterator[slice]:
     yield slice(first, len(reach))
 
 
-def as_float(emit: Emitter, w: Array) -> str:
+def as_float(emit: OnnxEmitter, w: Array) -> str:
     """Weights as float32, stored as integers."""
     return emit.step("Cast", emit.constant(w, "w"), to=FLOAT)
 
 
-def pair(node: Node, emit: Emitter) -> None:
+def pair(node: Node, emit: OnnxEmitter) -> None:
     """The sum or product in float32."""
     left, right = (emit.step("Cast", name, to=FLOAT) for name in node.inputs)
     acc = emit.step(node.op.removeprefix("Int"), left, right)
@@ -123,7 +125,7 @@ def pair(node: Node, emit: Emitter) -> None:
     _requantise(emit, acc, shift, RELU(node), node.output, np.float32)
 
 
-def relu(node: Node, emit: Emitter) -> None:
+def relu(node: Node, emit: OnnxEmitter) -> None:
     """Computed in float32."""
     positive = emit.step("Relu", emit.step("Cast", node.inputs[0], to=FLOAT))
     emit.node("Cast", [positive], [node.output], to=INT8)
@@ -133,7 +135,7 @@ EVERY = np.arange(256, dtype=np.uint8).view(np.int8)
 """All int8 values, each in the place that it selects as an index: negative ones count from the end."""
 
 
-def table(node: Node, emit: Emitter) -> None:
+def table(node: Node, emit: OnnxEmitter) -> None:
     """Evaluates the table for every int8 value, selecting segments by comparison; elements are looked up."""
     starts, a, b = (emit.graph.constants[name] for name in node.inputs[1:])
     column = emit.constant(EVERY[:, None].astype(np.int32))
@@ -149,7 +151,7 @@ def table(node: Node, emit: Emitter) -> None:
     looked_up(emit, results, node.inputs[0], node.output)
 
 
-def looked_up(emit: Emitter, entries: str, places: str, output: str = "") -> str:
+def looked_up(emit: OnnxEmitter, entries: str, places: str, output: str = "") -> str:
     """The entries of a vector in these places (integers, or whole numbers as floats), in their shape.
 
     GatherElements has operands of one rank, but takes a sixth of Gather's time under onnxruntime. output: the
@@ -162,7 +164,7 @@ def looked_up(emit: Emitter, entries: str, places: str, output: str = "") -> str
     return output
 
 
-def prelu(node: Node, emit: Emitter) -> None:
+def prelu(node: Node, emit: OnnxEmitter) -> None:
     """Both sides; each element selects one of them."""
     rank = len(emit.graph.shape(node.inputs[0]))
     column = (-1, *(1,) * (rank - 2))

@@ -13,7 +13,7 @@ from npuc.ops.attributes import FUSED
 from npuc.ops.declaration import Op, Parameter, broadcast, given
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 
 def _gemm(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -23,7 +23,7 @@ def _gemm(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (activate(node, y),)
 
 
-def _gemm_onnx(node: Node, emit: Emitter) -> None:
+def _gemm_onnx(node: Node, emit: OnnxEmitter) -> None:
     emit.activated(node, "Gemm", node.inputs, transB=1)
 
 

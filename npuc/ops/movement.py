@@ -31,7 +31,7 @@ from npuc.ops.attributes import (
 from npuc.ops.declaration import ANY, Op, Parameter, bad_node
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 
 def _alike_beside_the_axis(node: Node, types: Sequence[TensorType]) -> bool:
@@ -66,7 +66,7 @@ def _split(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(np.split(inputs[0], np.cumsum(SPLIT(node))[:-1], axis=AXIS(node)))
 
 
-def _split_onnx(node: Node, emit: Emitter) -> None:
+def _split_onnx(node: Node, emit: OnnxEmitter) -> None:
     emit.node("Split", [node.inputs[0], emit.integers("split", SPLIT(node))], node.outputs, axis=AXIS(node))
 
 
@@ -94,7 +94,7 @@ def _slice(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (inputs[0][tuple(cuts.get(axis, whole) for axis in range(inputs[0].ndim))],)
 
 
-def _slice_onnx(node: Node, emit: Emitter) -> None:
+def _slice_onnx(node: Node, emit: OnnxEmitter) -> None:
     """An end below 0 means "past the first element"; ONNX would count it from the end."""
     shape, axes = emit.graph.shape(node.inputs[0]), AXES(node)
     ends = [end if end >= 0 else -shape[axis] - 1 for axis, end in zip(axes, ENDS(node), strict=True)]
@@ -145,7 +145,7 @@ def _pad(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (np.pad(x, widths, mode="edge" if mode == "edge" else "wrap"),)
 
 
-def _pad_onnx(node: Node, emit: Emitter) -> None:
+def _pad_onnx(node: Node, emit: OnnxEmitter) -> None:
     x, mode = node.inputs[0], PAD_MODE(node)
     if mode == "wrap":
         _pad_by_wrapping(node, emit)
@@ -156,7 +156,7 @@ def _pad_onnx(node: Node, emit: Emitter) -> None:
     emit.node("Pad", inputs, node.outputs, mode=mode)
 
 
-def _pad_by_wrapping(node: Node, emit: Emitter) -> None:
+def _pad_by_wrapping(node: Node, emit: OnnxEmitter) -> None:
     """One Gather per padded axis, as opset 17 has no such mode."""
     name = node.inputs[0]
     for axis, (extent, begin, end) in enumerate(_sides(node, emit.graph.shape(name))):
@@ -182,7 +182,7 @@ def _reshape(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (inputs[0].reshape(SHAPE(node)),)
 
 
-def _shape_onnx(node: Node, emit: Emitter) -> None:
+def _shape_onnx(node: Node, emit: OnnxEmitter) -> None:
     zeros = {"allowzero": 1} if node.op == "Reshape" and 0 in SHAPE(node) else {}
     emit.node(node.op, [node.inputs[0], emit.integers("shape", SHAPE(node))], node.outputs, **zeros)
 
@@ -253,7 +253,7 @@ def _interleave(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (np.moveaxis(result, 0, axis),)
 
 
-def _interleave_onnx(node: Node, emit: Emitter) -> None:
+def _interleave_onnx(node: Node, emit: OnnxEmitter) -> None:
     """Concatenates the inputs; Gather then interleaves their elements."""
     axis, joined = AXIS(node), emit.fresh("joined")
     extents = np.cumsum([0, *(emit.graph.shape(name)[axis] for name in node.inputs)])
@@ -282,7 +282,7 @@ def _depth_to_space(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (y.reshape(n, out, h * block, w * block),)
 
 
-def _blocks_onnx(node: Node, emit: Emitter) -> None:
+def _blocks_onnx(node: Node, emit: OnnxEmitter) -> None:
     """onnxruntime does not support it for signed integers."""
     emit.through_float(node, "int8", "int16")
 

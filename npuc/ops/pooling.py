@@ -14,7 +14,7 @@ from npuc.ops.declaration import FLOAT, NUMBERS, Op, Parameter, along
 from npuc.ops.windows import Window, window_of
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 
 def _little_padding(node: Node, _types: Sequence[TensorType]) -> bool:
@@ -75,12 +75,12 @@ def _global_max(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
-def _max_pool_onnx(node: Node, emit: Emitter) -> None:
+def _max_pool_onnx(node: Node, emit: OnnxEmitter) -> None:
     """onnxruntime does not support it for int16."""
     emit.through_float(node, "int16")
 
 
-def _average_pool_onnx(node: Node, emit: Emitter) -> None:
+def _average_pool_onnx(node: Node, emit: OnnxEmitter) -> None:
     """Dilations are available only since opset 19."""
     emit.plain(node, () if max(DILATIONS(node), default=1) > 1 else (DILATIONS.name,))
 

@@ -12,7 +12,7 @@ from npuc.ops.attributes import DTYPE, SCALE, STEPS_AXIS, ZERO_POINT
 from npuc.ops.declaration import Op, Parameter, along, given
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32")
 
@@ -55,7 +55,7 @@ def _fake(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return ((steps - zero) * scale,)
 
 
-def _fake_onnx(node: Node, emit: Emitter) -> None:
+def _fake_onnx(node: Node, emit: OnnxEmitter) -> None:
     scale = emit.constant(np.float32(SCALE(node)), "scale")
     zero = emit.constant(np.array(ZERO_POINT(node), DTYPE(node)), "zero")
     steps = emit.fresh("steps")
@@ -63,7 +63,7 @@ def _fake_onnx(node: Node, emit: Emitter) -> None:
     emit.node("DequantizeLinear", [steps, scale, zero], node.outputs)
 
 
-def _rescale_onnx(node: Node, emit: Emitter) -> None:
+def _rescale_onnx(node: Node, emit: OnnxEmitter) -> None:
     emit.node("Identity", node.inputs, node.outputs)
 
 

@@ -12,7 +12,7 @@ from npuc.ops.attributes import AXES, AXIS, KEEPDIMS, SELECT_LAST_INDEX
 from npuc.ops.declaration import NUMBERS, Op, Parameter, Requirement, has_elements
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 
 def _reduced(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
@@ -26,7 +26,7 @@ def _reduce_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, 
     return (TensorType(_reduced(x.shape, AXES(node), KEEPDIMS(node)), x.dtype),)
 
 
-def _reduce_onnx(node: Node, emit: Emitter) -> None:
+def _reduce_onnx(node: Node, emit: OnnxEmitter) -> None:
     """Axes are an input of ReduceSum since opset 13, of the others since opset 18; an empty list means all."""
     if not AXES(node):
         emit.node("Identity", node.inputs, node.outputs)

@@ -20,7 +20,7 @@ from npuc.ops.attributes import (
 from npuc.ops.declaration import Op, Parameter, along
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 
 def _interpolable(node: Node, types: Sequence[TensorType]) -> bool:
@@ -130,7 +130,7 @@ def _resize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (np.asarray(y, inputs[0].dtype),)
 
 
-def _resize_onnx(node: Node, emit: Emitter) -> None:
+def _resize_onnx(node: Node, emit: OnnxEmitter) -> None:
     """By scales if they give the same size as in ONNX, floor(extent * scale); otherwise by sizes.
 
     onnxruntime multiplies in float32, but in float64 for shape inference.

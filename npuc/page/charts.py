@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from npuc.ir import Array
-from npuc.page.svg import Bands, Scale, horizontal_axis, picture, tag, text, titled, vertical_axis
+from npuc.page.svg import Bands, PlotScale, horizontal_axis, picture, tag, text, titled, vertical_axis
 from npuc.text.terminal import count, short
-from npuc.view import Buffer, Timeline
+from npuc.view import BufferUse, Timeline
 
 WIDTH = 1080
 LEFT = 90
@@ -30,7 +30,7 @@ Layer = Mapping[str, Any]
 def engines(timeline: Timeline, names: Sequence[str]) -> str:
     """A lane per engine with a bar per activity, over cycles; names: short ones of the report's layers."""
     lanes = timeline.engines
-    scale = Scale(max(timeline.cycles, 1), LEFT, WIDTH - 20)
+    scale = PlotScale(max(timeline.cycles, 1), LEFT, WIDTH - 20)
     bottom = 10 + LANE * len(lanes)
     parts = [horizontal_axis(scale, 6, bottom, "cycles")]
     for row, engine in enumerate(lanes):
@@ -58,13 +58,13 @@ def memory(
     """
     found = [each for each in timeline.buffers if each.memory == name]
     capacity = max(capacity, *(each.address + each.size for each in found), 0)
-    across, up = Scale(max(timeline.cycles, 1), LEFT, WIDTH - 20), _addresses(found, capacity)
+    across, up = PlotScale(max(timeline.cycles, 1), LEFT, WIDTH - 20), _addresses(found, capacity)
     parts = [
         horizontal_axis(across, 20, MEMORY_HEIGHT + 20, "cycles"),
         vertical_axis(up, LEFT, WIDTH - 20, "bytes"),
     ]
     bank = timeline.banks.get(name, 0)
-    for edge in range(bank, capacity, bank) if bank and isinstance(up, Scale) else ():
+    for edge in range(bank, capacity, bank) if bank and isinstance(up, PlotScale) else ():
         line = tag("line", x1=LEFT, x2=WIDTH - 20, y1=up.at(edge), y2=up.at(edge), class_="bank")
         parts.append(titled(line, f"a bank begins at byte {count(edge)}"))
     parts += [
@@ -74,12 +74,12 @@ def memory(
     return picture(WIDTH, MEMORY_HEIGHT + 54, f"What the {name} memory holds over time", parts)
 
 
-def _layer(each: Buffer, layers: Mapping[str, int]) -> int | None:
+def _layer(each: BufferUse, layers: Mapping[str, int]) -> int | None:
     """The layer that computes a buffer's tensor, or the first of several."""
     return next((layers[name] for name in (each.label, *each.label.split(", ")) if name in layers), None)
 
 
-def _addresses(found: Sequence[Buffer], capacity: int) -> Scale | Bands:
+def _addresses(found: Sequence[BufferUse], capacity: int) -> PlotScale | Bands:
     """The address scale: all addresses, or only the used parts of a mostly empty memory."""
     used: list[tuple[float, float]] = []
     for first, last in sorted((each.address, each.address + each.size) for each in found):
@@ -88,11 +88,13 @@ def _addresses(found: Sequence[Buffer], capacity: int) -> Scale | Bands:
         else:
             used.append((first, last))
     if sum(last - first for first, last in used) * MOSTLY_EMPTY > capacity:
-        return Scale(max(capacity, 1), MEMORY_HEIGHT + 20, 20)
+        return PlotScale(max(capacity, 1), MEMORY_HEIGHT + 20, 20)
     return Bands(tuple(used), MEMORY_HEIGHT + 20, 20)
 
 
-def _buffer(each: Buffer, across: Scale, up: Scale | Bands, number: int, layer: int | None, called: str) -> str:
+def _buffer(
+    each: BufferUse, across: PlotScale, up: PlotScale | Bands, number: int, layer: int | None, called: str
+) -> str:
     left, top = across.at(each.start), up.at(each.address + each.size)
     width, height = max(across.at(each.end) - left, 0.6), max(up.at(each.address) - top, 0.6)
     bar = tag("rect", x=left, y=top, width=width, height=height, class_=f"buffer series{number % 6}")
@@ -126,7 +128,7 @@ def roofline(layers: Sequence[Layer], names: Sequence[str], peak: float, bandwid
     ridge = peak / bandwidth
     left, right = 10 ** (log10(min(least, ridge)) - 0.3), 10 ** (log10(max(most, ridge)) + 0.3)
     low = min(min(y for _, y, _ in points), left * bandwidth) * 0.8
-    across, up = Scale(right, LEFT, WIDTH - 20, left, True), Scale(peak * 1.5, 320, 20, low, True)
+    across, up = PlotScale(right, LEFT, WIDTH - 20, left, True), PlotScale(peak * 1.5, 320, 20, low, True)
     roof = [(left, left * bandwidth), (ridge, peak), (right, peak)]
     line = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in roof)
     parts = [horizontal_axis(across, 20, 320, "MACs a byte"), vertical_axis(up, LEFT, WIDTH - 20, "MACs a cycle")]

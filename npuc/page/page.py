@@ -52,7 +52,7 @@ class Evidence:
 
 
 @frozen
-class Column:
+class LayerColumn:
     """A column of the layers' table."""
 
     key: str
@@ -62,21 +62,21 @@ class Column:
 
 
 COLUMNS = (
-    Column("name", "layer", "the tensor that the layer computes", False),
-    Column("op", "instruction", "the target's operations, fused ones joined by +", False),
-    Column("tile", "tile", "rows by columns of an output tile", False),
-    Column("tile_candidates", "candidates", "legal tiles that were enumerated"),
-    Column("tile_runner_up", "runner-up", "the second best tile and its cycles", False),
-    Column("macs", "MACs", "of convolutions and fully connected layers"),
-    Column("cycles", "cycles", "by the cycle model"),
-    Column("share", "share %", "of the program's cycles"),
-    Column("utilization", "utilization %", "ideal cycles over cycles"),
-    Column("bound", "bound by", "what takes the longest", False),
-    Column("bytes", "bytes", "moved between memories and the array"),
-    Column("weight_words", "weights", "words of weights, biases and shifts"),
-    Column("weight_form", "weights as", "the form of the weights; what others would cost as a hint", False),
-    Column("sqnr_db", "entire dB", "signal to noise against fp32, the network quantised up to here"),
-    Column("single_db", "single dB", "signal to noise of this layer alone on exact inputs"),
+    LayerColumn("name", "layer", "the tensor that the layer computes", False),
+    LayerColumn("op", "instruction", "the target's operations, fused ones joined by +", False),
+    LayerColumn("tile", "tile", "rows by columns of an output tile", False),
+    LayerColumn("tile_candidates", "candidates", "legal tiles that were enumerated"),
+    LayerColumn("tile_runner_up", "runner-up", "the second best tile and its cycles", False),
+    LayerColumn("macs", "MACs", "of convolutions and fully connected layers"),
+    LayerColumn("cycles", "cycles", "by the cycle model"),
+    LayerColumn("share", "share %", "of the program's cycles"),
+    LayerColumn("utilization", "utilization %", "ideal cycles over cycles"),
+    LayerColumn("bound", "bound by", "what takes the longest", False),
+    LayerColumn("bytes", "bytes", "moved between memories and the array"),
+    LayerColumn("weight_words", "weights", "words of weights, biases and shifts"),
+    LayerColumn("weight_form", "weights as", "the form of the weights; what others would cost as a hint", False),
+    LayerColumn("sqnr_db", "entire dB", "signal to noise against fp32, the network quantised up to here"),
+    LayerColumn("single_db", "single dB", "signal to noise of this layer alone on exact inputs"),
 )
 
 
@@ -236,7 +236,7 @@ def _figures(report: Report, timeline: Timeline, verification: Report | None) ->
     return found
 
 
-def _cell(layer: Report, column: Column) -> dict[str, Any]:
+def _cell(layer: Report, column: LayerColumn) -> dict[str, Any]:
     """A table cell: text, sort key, tooltip."""
     value = layer.get(column.key)
     hint = ", ".join(layer["nodes"]) if column.key == "name" else ""

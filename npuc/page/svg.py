@@ -49,7 +49,7 @@ def picture(width: float, height: float, label: str, parts: Iterable[str]) -> st
 
 
 @frozen
-class Scale:
+class PlotScale:
     """A scale from 0 or a power of ten to `most`, on positions from `start` to `end`.
 
     >>> Scale(2, 0, 1).ticks, Scale(2, 0, 1, whole=True).ticks
@@ -125,7 +125,7 @@ def short_number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def horizontal_axis(scale: Scale, top: float, bottom: float, unit: str) -> str:
+def horizontal_axis(scale: PlotScale, top: float, bottom: float, unit: str) -> str:
     """Vertical grid lines with their values under them, and the unit at the end."""
     lines = [
         tag("line", x1=scale.at(value), x2=scale.at(value), y1=top, y2=bottom, class_="grid")
@@ -137,7 +137,7 @@ def horizontal_axis(scale: Scale, top: float, bottom: float, unit: str) -> str:
     return "".join([*lines, *labels, text(unit, x=scale.end, y=bottom + 28, class_="tick end")])
 
 
-def vertical_axis(scale: Scale | Bands, left: float, right: float, unit: str) -> str:
+def vertical_axis(scale: PlotScale | Bands, left: float, right: float, unit: str) -> str:
     """Horizontal grid lines, those that are apart with their values at the left, and the unit above."""
     lines = [
         tag("line", x1=left, x2=right, y1=scale.at(value), y2=scale.at(value), class_="grid")

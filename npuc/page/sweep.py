@@ -7,7 +7,7 @@ from typing import Any
 
 from npuc import __version__
 from npuc.page.rendering import rendered
-from npuc.page.svg import Scale, horizontal_axis, picture, tag, titled, vertical_axis
+from npuc.page.svg import PlotScale, horizontal_axis, picture, tag, titled, vertical_axis
 from npuc.reports.tables import COST_NAMES, Column, points_columns, problem_line, told
 from npuc.text.escaping import shown
 from npuc.text.terminal import count
@@ -70,18 +70,18 @@ def scatter(points: Sequence[Report], cost: str) -> str:
     return picture(WIDTH, HEIGHT, f"Cycles against {COST_NAMES.get(cost, cost)}", parts)
 
 
-def _scale(values: Sequence[float], start: float, end: float) -> Scale:
+def _scale(values: Sequence[float], start: float, end: float) -> PlotScale:
     """A scale from slightly below the least value to slightly above the largest."""
     low, high = min(values), max(values)
     if low > 0 and high / low > LOGARITHMIC:
-        return Scale(high * 1.3, start, end, low / 1.3, True)
+        return PlotScale(high * 1.3, start, end, low / 1.3, True)
     room = 0.08 * (high - low) or 0.1 * high or 1.0
-    return Scale(
+    return PlotScale(
         high + room, start, end, max(low - room, 0.0), whole=all(isinstance(each, int) for each in values)
     )
 
 
-def _steps(best: Sequence[tuple[float, int]], across: Scale, up: Scale) -> str:
+def _steps(best: Sequence[tuple[float, int]], across: PlotScale, up: PlotScale) -> str:
     """The step line below which there is no point."""
     corners: list[tuple[float, float]] = []
     for paid, cycles in best:

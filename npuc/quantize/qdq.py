@@ -14,10 +14,10 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import OPS, rebuild
-from npuc.quantize.improvement.search import Network
+from npuc.quantize.improvement.search import TrialNetwork
 
 
-def qdq_graph(network: Network) -> Graph:
+def qdq_graph(network: TrialNetwork) -> Graph:
     """The float graph of a network with its integer tensors rounded and its weights as integers."""
     return _Writer(network).written()
 
@@ -25,7 +25,7 @@ def qdq_graph(network: Network) -> Graph:
 class _Writer:
     """Walks the float graph and rounds the tensors that the integer network rounds."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: TrialNetwork) -> None:
         self.graph = network.graph
         self.integer = set(network.nodes)
         self.found, self.old = network.quantised, network.names
@@ -93,7 +93,7 @@ class _Writer:
         return name
 
 
-def qdq_model(network: Network) -> bytes:
+def qdq_model(network: TrialNetwork) -> bytes:
     """The same as a serialised ONNX model."""
     from npuc.onnx_files.export import to_onnx
 

@@ -23,7 +23,7 @@ import numpy as np
 from npuc.errors import DataError, Problem
 from npuc.flag import POWER_OF_TWO
 from npuc.frozen import frozen
-from npuc.quantize.improvement.search import Network
+from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.scales.model_scales import Steps, contradiction
 from npuc.system.budget import given
 from npuc.text.encodings import decoded
@@ -165,7 +165,7 @@ def not_stored(
     return Problem("W305", reason, tensor=left[0])
 
 
-def as_table(network: Network, form: str) -> str:
+def as_table(network: TrialNetwork, form: str) -> str:
     """The scales of the model's integer tensors, each of which has one for all channels, as a file's text.
 
     form: the ending of the file's name; .json: NVIDIA's.

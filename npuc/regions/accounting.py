@@ -15,7 +15,7 @@ from npuc.program import Program
 from npuc.regions import graphs
 from npuc.regions.artefact import part_path, region_path
 from npuc.regions.partition import Part
-from npuc.regions.planning import Key, Plan, absorbed, key_of, read_outside
+from npuc.regions.planning import Key, ModelPlan, absorbed, key_of, read_outside
 from npuc.regions.running import within
 
 TO_NPU = "cut the network before it, or choose a target that has it"
@@ -24,7 +24,7 @@ WIDTHS = {"int8": 1, "int16": 2, "fp16": 2}
 """Bytes of an element, by precision; 4 for others."""
 
 
-class _Part:
+class _PartAccount:
     """What the program of an NPU part says of the file's nodes.
 
     number: of the part, if it is one of several steps. first: the number of layers before it.
@@ -97,7 +97,7 @@ class _Part:
 
 
 def account_of(
-    plan: Plan, parts: Sequence[Part], programs: Mapping[Key, Program], *, whole: bool
+    plan: ModelPlan, parts: Sequence[Part], programs: Mapping[Key, Program], *, whole: bool
 ) -> tuple[Entry, ...]:
     """What became of each node of the model's file.
 
@@ -107,15 +107,17 @@ def account_of(
 
 
 class _Account:
-    def __init__(self, plan: Plan, parts: Sequence[Part], programs: Mapping[Key, Program], *, whole: bool) -> None:
+    def __init__(
+        self, plan: ModelPlan, parts: Sequence[Part], programs: Mapping[Key, Program], *, whole: bool
+    ) -> None:
         self.plan, self.network = plan, plan.network
         outside = read_outside(plan.network, parts)
-        self.part_of: dict[str, _Part] = {}
+        self.part_of: dict[str, _PartAccount] = {}
         """By the name of a node on the NPU."""
         self.on_host: set[str] = set()
         """The names of nodes in host regions."""
         self.paths: dict[str, str] = {}
-        self.parts: list[_Part] = []
+        self.parts: list[_PartAccount] = []
         numbers, first = {True: 0, False: 0}, 0
         for part in parts:
             number = numbers[part.on_npu]
@@ -124,7 +126,7 @@ class _Account:
                 self.on_host.update(part.blocks)
                 self.paths |= dict.fromkeys(part.blocks, region_path(number))
                 continue
-            found = _Part(programs[key_of(self.network, outside, part)], None if whole else number, first)
+            found = _PartAccount(programs[key_of(self.network, outside, part)], None if whole else number, first)
             first += len(found.report["layers"])
             self.parts.append(found)
             self.part_of |= dict.fromkeys(part.blocks, found)
@@ -168,7 +170,7 @@ class _Account:
         return node.name in self.part_of or node.name in self.on_host
 
     def _place(
-        self, node: FileNode, made: Sequence[ImportedNode], parts: Sequence[_Part], layers: Sequence[int]
+        self, node: FileNode, made: Sequence[ImportedNode], parts: Sequence[_PartAccount], layers: Sequence[int]
     ) -> tuple[str, str, tuple[str, ...]]:
         """Where a node runs, why nothing of its own computes it, and the nodes with which it is computed."""
         network = self.network
@@ -210,7 +212,7 @@ class _Account:
     def _crossing(
         self,
         host: Sequence[ImportedNode],
-        steps: Sequence[tuple[_Part, Sequence[Mapping[str, Any]]]],
+        steps: Sequence[tuple[_PartAccount, Sequence[Mapping[str, Any]]]],
     ) -> tuple[int, int]:
         """The bytes that the host takes from the NPU for a node, and those that it gives back."""
         read = {name for node in host for name in node.reads if name in self.stored}
@@ -223,11 +225,11 @@ class _Account:
             size_out += sum(self._size(name, part) for name in given)
         return size_in, size_out
 
-    def _readers(self, name: str) -> list[_Part]:
+    def _readers(self, name: str) -> list[_PartAccount]:
         """The NPU parts that read a tensor of the host."""
         return [part for part in self.parts if name in part.given]
 
-    def _size(self, name: str, part: _Part) -> int:
+    def _size(self, name: str, part: _PartAccount) -> int:
         return part.sizes.get(name) or graphs.size_bytes(self.network, name)
 
     def _now(self, name: str) -> str:
@@ -241,7 +243,7 @@ class _Account:
         return stored or (live if outside or hosted else "")
 
 
-def _left(steps: Sequence[tuple[_Part, Sequence[Mapping[str, Any]]]]) -> Iterator[Problem]:
+def _left(steps: Sequence[tuple[_PartAccount, Sequence[Mapping[str, Any]]]]) -> Iterator[Problem]:
     """Why the target's own program leaves steps to the host."""
     for _, own in steps:
         for each in own:

@@ -14,7 +14,7 @@ from npuc.ir import Graph
 from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
 from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embedded, part_path, region_path
-from npuc.regions.planning import Key, Plan, key_of, part_macs, read_outside
+from npuc.regions.planning import Key, ModelPlan, key_of, part_macs, read_outside
 from npuc.regions.reporting import Told, merged, proven, shares, utilised
 from npuc.regions.running import within
 from npuc.samples.loading import Samples
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Lowered:
+class LoweredPart:
     """An NPU part: its float graph after the passes, the samples that calibrated it, and its program."""
 
     graph: Graph
@@ -34,7 +34,7 @@ class Lowered:
     program: Program
 
 
-def entire(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lowered]) -> Program | None:
+def entire(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping[Key, LoweredPart]) -> Program | None:
     """The program of the only part, if that is the whole network; None if the host has a part too."""
     if not parts or not parts[0].on_npu:
         return None
@@ -45,7 +45,7 @@ def entire(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lo
     return _reported(found.program, network, parts[0], _told_part(network, parts[0], None, found), plan.options)
 
 
-def is_whole(plan: Plan, parts: Sequence[partition.Part], graph: Graph) -> bool:
+def is_whole(plan: ModelPlan, parts: Sequence[partition.Part], graph: Graph) -> bool:
     """Whether these parts, of which the first has this graph, are the whole model on the NPU."""
     network = plan.network
     return (
@@ -72,7 +72,7 @@ def _bound(options: Options) -> dict[str, Any]:
     return bound | ({"images": [each.as_json() for each in options.input]} if options.input else {})
 
 
-def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lowered]) -> Program:
+def assembled(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping[Key, LoweredPart]) -> Program:
     """The program of all parts. Raises UnsupportedOperator (E201) for a region that onnxruntime cannot load."""
     network, files, evidence = plan.network, dict[str, Content](), dict[str, Content]()
     steps: list[ProgramPart] = []
@@ -115,7 +115,7 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
     return Program(manifest, Files(files), Files({**evidence, **whole}))
 
 
-def _machine(plan: Plan) -> str:
+def _machine(plan: ModelPlan) -> str:
     return str(plan.target.machine_values(plan.options.machine).get("name", plan.options.machine or "default"))
 
 
@@ -144,7 +144,7 @@ def region_bytes(network: ImportedModel, nodes: Sequence[ImportedNode], step: Pr
     return data
 
 
-def _told_part(network: ImportedModel, part: partition.Part, path: str | None, found: Lowered) -> Told:
+def _told_part(network: ImportedModel, part: partition.Part, path: str | None, found: LoweredPart) -> Told:
     report = found.program.manifest["report"]
     left = {step["node"] for step in report["host_steps"]}
     left -= {node for layer in report["layers"] for node in layer["nodes"]}

@@ -25,13 +25,13 @@ from npuc.program import RANGES, Program, as_loaded, canonical_json, file_sha256
 from npuc.quantize.calibration.provenance import expect_ranges, with_ranges
 from npuc.regions import partition
 from npuc.regions.accounting import account_of
-from npuc.regions.assembling import Lowered, assembled, entire, is_whole
+from npuc.regions.assembling import LoweredPart, assembled, entire, is_whole
 from npuc.regions.crossing import crossing
 from npuc.regions.graphs import crossing_inputs, part_graph, region_model
 from npuc.regions.hosting import expect_host
 from npuc.regions.planning import (
     Key,
-    Plan,
+    ModelPlan,
     deny,
     deny_refused,
     expect_on_target,
@@ -58,10 +58,10 @@ Inputs = Callable[[Sequence[Graph]], Samples]
 """Gives the samples of everything that the graphs of some parts read."""
 
 
-class Prover(Protocol):
+class PartProver(Protocol):
     """Checks programs, and returns them with the result in their report; raises Mismatch (E603)."""
 
-    def part(self, lowered: Lowered, model: Path) -> Program:
+    def part(self, lowered: LoweredPart, model: Path) -> Program:
         """The program of a part, checked against its model, a file."""
         ...
 
@@ -70,7 +70,7 @@ class Prover(Protocol):
         ...
 
 
-def compiled(request: Request, prover: Prover | None = None) -> tuple[Program, Samples]:
+def compiled(request: Request, prover: PartProver | None = None) -> tuple[Program, Samples]:
     """The program of a model and its calibration samples (synthetic without calibration data).
 
     prover: checks the program of every part, and the whole. Raises NpucError for nodes that neither the target nor
@@ -108,7 +108,7 @@ def optimised_whole(request: Request) -> tuple[Graph, list[Step]]:
         return optimised(plan, read_outside(plan.network, parts), parts[0])
 
 
-def _calibrating(plan: Plan, parts: Sequence[partition.Part]) -> Samples:
+def _calibrating(plan: ModelPlan, parts: Sequence[partition.Part]) -> Samples:
     """The samples to calibrate a model on; none if the host runs everything.
 
     Raises DataError (E401, E402).
@@ -133,7 +133,7 @@ def calibrating(request: Request, types: Mapping[str, TensorType], unbounded: Co
     return load_samples(request.calibration, types, unbounded, request.options.input)
 
 
-def offered(plan: Plan) -> tuple[partition.Part, ...]:
+def offered(plan: ModelPlan) -> tuple[partition.Part, ...]:
     """Parts that the target accepts. Raises NpucError where a refused node may not or cannot run on the host."""
     parts = settled(plan)
     if plan.options.strict:
@@ -142,22 +142,22 @@ def offered(plan: Plan) -> tuple[partition.Part, ...]:
     return parts
 
 
-def _read_on_npu(plan: Plan, parts: Iterable[partition.Part]) -> set[str]:
+def _read_on_npu(plan: ModelPlan, parts: Iterable[partition.Part]) -> set[str]:
     """The tensors that NPU parts read from outside."""
     nodes = ([plan.network.by_name[name] for name in part.blocks] for part in parts if part.on_npu)
     return {name for each in nodes for name in crossing_inputs(plan.network, each, on_npu=True)}
 
 
-def _deny_uncalibrated(plan: Plan, strange: Collection[str]) -> None:
+def _deny_uncalibrated(plan: ModelPlan, strange: Collection[str]) -> None:
     """Sends all nodes to the host: some inputs are not numeric tensors and have no samples."""
     reason, limit = "an input is no tensor of numbers: nothing behind it can be calibrated", "tensors of numbers"
     problem = Problem("E107", reason, tensor=min(strange), limit=limit)
     deny(plan, [node.name for node in plan.network.nodes], problem)
 
 
-def lowered_parts(plan: Plan, inputs: Inputs, prover: Prover | None = None) -> dict[Key, Lowered]:
+def lowered_parts(plan: ModelPlan, inputs: Inputs, prover: PartProver | None = None) -> dict[Key, LoweredPart]:
     """The program of every part, calibrated on its inputs; nodes refused on the way go to the host."""
-    found: dict[Key, Lowered] = {}
+    found: dict[Key, LoweredPart] = {}
     while True:
         parts = offered(plan)
         outside = read_outside(plan.network, parts)
@@ -171,7 +171,7 @@ def lowered_parts(plan: Plan, inputs: Inputs, prover: Prover | None = None) -> d
             own = samples if [*samples.inputs] == [*graph.inputs] else samples.of(graph.inputs)
             changes = [*steps]
             try:
-                lowered = Lowered(graph, own, _lowered_part(plan, graph, changes, own))
+                lowered = LoweredPart(graph, own, _lowered_part(plan, graph, changes, own))
             except NpucError as error:
                 deny_refused(plan, outside, part, error, changes)
                 break
@@ -181,7 +181,7 @@ def lowered_parts(plan: Plan, inputs: Inputs, prover: Prover | None = None) -> d
             found[keys[part.blocks]] = lowered if prover is None else _proved(plan, part, lowered, prover)
 
 
-def _inputs(plan: Plan, graphs: Sequence[Graph], samples: Samples, stack: ExitStack) -> Samples:
+def _inputs(plan: ModelPlan, graphs: Sequence[Graph], samples: Samples, stack: ExitStack) -> Samples:
     """The samples of everything that these parts read: the model's own, and what onnxruntime makes of them."""
     expect_ranges(plan.request, graphs)
     wanted = dict.fromkeys(name for graph in graphs for name in graph.inputs)
@@ -191,7 +191,7 @@ def _inputs(plan: Plan, graphs: Sequence[Graph], samples: Samples, stack: ExitSt
     return replace(samples, inputs=crossing(plan.network, sorted(wanted), samples, stack))
 
 
-def _lowered_part(plan: Plan, graph: Graph, changes: list[Step], samples: Samples) -> Program:
+def _lowered_part(plan: ModelPlan, graph: Graph, changes: list[Step], samples: Samples) -> Program:
     """The target's program of a part's graph. changes: those made by the passes; the target's are added.
 
     Raises NpucError for what does not fit, Defect for a target that fails otherwise.
@@ -224,7 +224,7 @@ def _expect_report(program: Program, target: Target) -> None:
         raise ValueError(f"{target.name} writes a report that npuc cannot show: {error}") from None
 
 
-def _proved(plan: Plan, part: partition.Part, lowered: Lowered, prover: Prover) -> Lowered:
+def _proved(plan: ModelPlan, part: partition.Part, lowered: LoweredPart, prover: PartProver) -> LoweredPart:
     """The part with its program checked: against the user's file if it is the whole model.
 
     Raises Mismatch (E603) if it does not compute what the model does.

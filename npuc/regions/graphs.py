@@ -92,18 +92,20 @@ def crossing_inputs(network: ImportedModel, nodes: Sequence[ImportedNode], *, on
     return [name for name in dict.fromkeys(read) if name not in inside and name not in network.constants]
 
 
-def blocks(network: ImportedModel, denied: Mapping[str, Problem]) -> partition.Network:
+def blocks(network: ImportedModel, denied: Mapping[str, Problem]) -> partition.PartitionGraph:
     """The network as the partitioner sees it. denied: the nodes that the target does not run, and why."""
-    made: list[partition.Block] = []
+    made: list[partition.PartitionNode] = []
     for node in network.nodes:
         on_npu = bool(node.nodes) and node.name not in denied
         read = (*(node.imported if on_npu else ()), *node.reads)
         inside = {*node.made} if on_npu else set[str]()
         reads = tuple(name for name in dict.fromkeys(read) if name not in network.constants)
         writes = tuple(dict.fromkeys((*node.writes, *sorted(inside))))
-        made.append(partition.Block(node.name, reads, writes, node_macs(network, node), on_npu))
+        made.append(partition.PartitionNode(node.name, reads, writes, node_macs(network, node), on_npu))
     outputs = frozenset(network.outputs)
-    return partition.Network(tuple(made), {name: size_bytes(network, name) for name in network.types}, outputs)
+    return partition.PartitionGraph(
+        tuple(made), {name: size_bytes(network, name) for name in network.types}, outputs
+    )
 
 
 def size_bytes(network: ImportedModel, tensor: str) -> int:

@@ -10,11 +10,11 @@ from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.onnx_files.external_weights import without_weights
 from npuc.reference import session
 from npuc.regions import graphs
-from npuc.regions.planning import Plan
+from npuc.regions.planning import ModelPlan
 from npuc.samples.loading import synthetic
 
 
-def expect_host(plan: Plan) -> None:
+def expect_host(plan: ModelPlan) -> None:
     """Raises what the target refuses if onnxruntime cannot run the model either.
 
     Where an input may choose a branch, onnxruntime's refusal is the last problem: shapes may exclude one branch.

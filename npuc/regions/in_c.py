@@ -13,7 +13,7 @@ from onnx import TensorProto
 from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.host_c import functions
-from npuc.host_c.functions import Function, Signature, function
+from npuc.host_c.functions import FunctionSignature, HostFunction, function
 from npuc.program import Program
 from npuc.regions.artefact import Contents, ProgramPart, host_model
 
@@ -32,12 +32,12 @@ def exported(program: Program) -> dict[str, bytes]:
     return sources([region(program.files[step.path], number, step) for number, step in enumerate(steps)])
 
 
-def sources(found: Sequence[Function]) -> dict[str, bytes]:
+def sources(found: Sequence[HostFunction]) -> dict[str, bytes]:
     """The files of these regions, by path."""
     return functions.sources(found, "regions", INTRODUCTION)
 
 
-def region(data: bytes, number: int, step: ProgramPart) -> Function:
+def region(data: bytes, number: int, step: ProgramPart) -> HostFunction:
     """A region of the program. data: its ONNX model. Raises ArtefactError (E502) if that is damaged."""
     model = host_model(step.path, data)
     try:
@@ -47,7 +47,9 @@ def region(data: bytes, number: int, step: ProgramPart) -> Function:
     known = {each.name: each.type for each in (*model.graph.input, *model.graph.output)}
     types = tuple(_type(known.get(name)) for name in (*step.inputs, *step.outputs))
     operators = [node.op_type for node in model.graph.node]
-    return function(graph, Signature(step.inputs, step.outputs, types), "regions", number, step.path, operators)
+    return function(
+        graph, FunctionSignature(step.inputs, step.outputs, types), "regions", number, step.path, operators
+    )
 
 
 def _type(found: onnx.TypeProto | None) -> str:

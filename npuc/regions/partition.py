@@ -24,7 +24,7 @@ ROUNDS = 20
 
 
 @frozen
-class Block:
+class PartitionNode:
     """A node, for the partitioner."""
 
     name: str
@@ -35,7 +35,7 @@ class Block:
     """Whether the NPU may run it."""
 
 
-class Cost(NamedTuple):
+class PartitionCost(NamedTuple):
     """The cost, compared lexicographically."""
 
     host_macs: int
@@ -54,10 +54,10 @@ class Part:
 
 
 @frozen
-class Network:
+class PartitionGraph:
     """Blocks in topological order, the size of every tensor in bytes, and the tensors that leave the network."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[PartitionNode, ...]
     sizes: Mapping[str, int]
     outputs: frozenset[str]
     readers: Mapping[str, tuple[int, ...]] = field(init=False)
@@ -93,11 +93,11 @@ class Network:
         loads = sum(phase % 2 == 0 and phase != source for phase in found)
         return stored + loads, (stored + loads) * self.sizes.get(name, 0)
 
-    def cost(self, phases: Sequence[int]) -> Cost:
+    def cost(self, phases: Sequence[int]) -> PartitionCost:
         """The cost of phases for the first blocks: with more of them no part of it falls."""
         host = [block for block, phase in zip(self.blocks, phases, strict=False) if phase % 2]
         crossed = [self.crossing(name, phases) for name in self.touched(range(len(phases)))]
-        return Cost(
+        return PartitionCost(
             sum(block.macs for block in host),
             sum(times for times, _ in crossed),
             sum(moved for _, moved in crossed),
@@ -114,7 +114,7 @@ def _npu_phases(phases: Iterable[int]) -> int:
     return sum(phase % 2 == 0 for phase in set(phases))
 
 
-def partition(network: Network) -> tuple[Part, ...]:
+def partition(network: PartitionGraph) -> tuple[Part, ...]:
     """The parts in the order in which they run; a network of which the NPU may run everything is one part."""
     if not network.blocks:
         return ()
@@ -127,7 +127,7 @@ def partition(network: Network) -> tuple[Part, ...]:
     return _parts(network, found)
 
 
-def _parts(network: Network, phases: Sequence[int]) -> tuple[Part, ...]:
+def _parts(network: PartitionGraph, phases: Sequence[int]) -> tuple[Part, ...]:
     """Blocks by phase; on the host each connected component is a region."""
     phases = _joined(phases)
     parts: list[Part] = []
@@ -148,7 +148,7 @@ def _joined(phases: Sequence[int]) -> list[int]:
     return [first[phase] for phase in phases]
 
 
-def _connected(network: Network, members: Sequence[int]) -> list[list[int]]:
+def _connected(network: PartitionGraph, members: Sequence[int]) -> list[list[int]]:
     """The connected components of blocks, each in order."""
     import networkx as nx
 
@@ -159,7 +159,7 @@ def _connected(network: Network, members: Sequence[int]) -> list[list[int]]:
     return sorted(sorted(group) for group in nx.connected_components(graph))
 
 
-def _earliest(network: Network) -> list[int]:
+def _earliest(network: PartitionGraph) -> list[int]:
     """Phases with every block as early as possible."""
     phases: list[int] = []
     for block, sources in zip(network.blocks, network.before, strict=True):
@@ -173,7 +173,7 @@ def _from(phase: int, on_npu: bool) -> int:
     return phase + ((phase % 2 == 0) != on_npu)
 
 
-def _latest(network: Network) -> list[int]:
+def _latest(network: PartitionGraph) -> list[int]:
     """Phases with every block as late as possible, with no more phases than the earliest assignment has."""
     last = max(_earliest(network))
     phases = [0] * len(network.blocks)
@@ -184,7 +184,7 @@ def _latest(network: Network) -> list[int]:
     return [phase - (shift - shift % 2) for phase in phases]
 
 
-def _exact(network: Network, found: list[int], last: int) -> list[int]:
+def _exact(network: PartitionGraph, found: list[int], last: int) -> list[int]:
     """The best phases up to the last one, for a graph of a few blocks: the first of those that cost the same.
 
     The search leaves out phases of the first blocks that alone cost as much as the best phases so far. MACs do not
@@ -207,12 +207,12 @@ def _exact(network: Network, found: list[int], last: int) -> list[int]:
     return best
 
 
-def _may(block: Block, phase: int) -> bool:
+def _may(block: PartitionNode, phase: int) -> bool:
     """Whether a block may run in a phase: work that the NPU can do stays there."""
     return block.on_npu if phase % 2 == 0 else not (block.on_npu and block.macs)
 
 
-def _improved(network: Network, start: list[int]) -> list[int]:
+def _improved(network: PartitionGraph, start: list[int]) -> list[int]:
     """Phases after all moves that reduce the cost."""
     phases, members = list(start), Counter(start)
     for _ in range(ROUNDS):
@@ -224,7 +224,7 @@ def _improved(network: Network, start: list[int]) -> list[int]:
     return phases
 
 
-def _moves(network: Network, phases: list[int]) -> Iterator[tuple[list[int], int]]:
+def _moves(network: PartitionGraph, phases: list[int]) -> Iterator[tuple[list[int], int]]:
     """Blocks that may move to another phase together, given the phases at the time of the request."""
     last = max(phases) + 1
     for at in range(len(network.blocks)):
@@ -241,7 +241,7 @@ def _moves(network: Network, phases: list[int]) -> Iterator[tuple[list[int], int
                     yield group, target
 
 
-def _closure(network: Network, phases: Sequence[int], at: int, target: int) -> list[int] | None:
+def _closure(network: PartitionGraph, phases: Sequence[int], at: int, target: int) -> list[int] | None:
     """The block and all blocks that must move with it; None if one of them may not."""
     found, waiting = {at}, [at]
     earlier = target < phases[at]
@@ -257,7 +257,7 @@ def _closure(network: Network, phases: Sequence[int], at: int, target: int) -> l
     return sorted(found)
 
 
-def _fits(network: Network, phases: Sequence[int], group: Sequence[int], target: int) -> bool:
+def _fits(network: PartitionGraph, phases: Sequence[int], group: Sequence[int], target: int) -> bool:
     inside = set(group)
     return all(
         _may(network.blocks[at], target)
@@ -267,7 +267,9 @@ def _fits(network: Network, phases: Sequence[int], group: Sequence[int], target:
     )
 
 
-def _gain(network: Network, phases: list[int], members: Counter[int], moved: Sequence[int], target: int) -> bool:
+def _gain(
+    network: PartitionGraph, phases: list[int], members: Counter[int], moved: Sequence[int], target: int
+) -> bool:
     """Moves the blocks if that reduces the cost; whether it does. members: the number of blocks of each phase."""
     touched = network.touched(moved)
     before, left = _local(network, phases, touched, moved), [phases[at] for at in moved]
@@ -286,10 +288,10 @@ def _gain(network: Network, phases: list[int], members: Counter[int], moved: Seq
 
 
 def _local(
-    network: Network, phases: Sequence[int], touched: Iterable[str], moved: Sequence[int], parts: int = 0
-) -> Cost:
+    network: PartitionGraph, phases: Sequence[int], touched: Iterable[str], moved: Sequence[int], parts: int = 0
+) -> PartitionCost:
     """The part of the cost that moves of these blocks change. parts: more NPU parts than before."""
     crossed = [network.crossing(name, phases) for name in touched]
     host = [network.blocks[at] for at in moved if phases[at] % 2]
     times, moved_bytes = sum(each for each, _ in crossed), sum(each for _, each in crossed)
-    return Cost(sum(block.macs for block in host), times, moved_bytes, parts, len(host))
+    return PartitionCost(sum(block.macs for block in host), times, moved_bytes, parts, len(host))

@@ -39,7 +39,7 @@ Made = tuple[Graph, list[Step]]
 
 
 @dataclass
-class Plan:
+class ModelPlan:
     """A model being compiled: why nodes run on the host, and results on parts so far."""
 
     network: ImportedModel
@@ -79,7 +79,7 @@ def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
     return (*(each for name, each in shared.items() if name not in target.left_out), *target.passes(options))
 
 
-def planned(request: Request) -> Plan:
+def planned(request: Request) -> ModelPlan:
     """The plan of a model, of which no part was offered to the target yet.
 
     Raises NpucError for a machine that does not exist, and for what the host cannot run either.
@@ -94,7 +94,7 @@ def planned(request: Request) -> Plan:
     denied = refused(network, target, options)
     causes = [each.on(target.name) for each in network.problems]
     causes += [each for name, each in denied.items() if network.by_name[name].problem is None]
-    return Plan(network, request, denied, causes)
+    return ModelPlan(network, request, denied, causes)
 
 
 def imported(model: Path, options: Options, shapes: Shapes, *, host: bool = True) -> ImportedModel:
@@ -188,7 +188,7 @@ def _wrong_here(nodes: Sequence[Node], constants: Mapping[str, Array], precision
     return [*masks.problems(nodes, constants, precision), *undefined.problems(nodes, constants, precision)]
 
 
-def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
+def partitioned(plan: ModelPlan) -> tuple[partition.Part, ...]:
     """The parts, in order."""
     denied = frozenset(plan.denied)
     if denied not in plan.divided:
@@ -215,14 +215,14 @@ def part_macs(network: ImportedModel, part: partition.Part) -> int:
     return sum(parts_of.node_macs(network, network.by_name[name]) for name in part.blocks)
 
 
-def deny(plan: Plan, names: Sequence[str], problem: Problem) -> None:
+def deny(plan: ModelPlan, names: Sequence[str], problem: Problem) -> None:
     """Sends nodes to the host; those already sent keep their reason."""
     for name in names:
         node = plan.network.by_name[name]
         plan.denied.setdefault(name, replace(problem, node=node.source or None, op=node.op))
 
 
-def settled(plan: Plan) -> tuple[partition.Part, ...]:
+def settled(plan: ModelPlan) -> tuple[partition.Part, ...]:
     """Parts that the target accepts, as far as it can tell without samples."""
     for _ in range(ROUNDS):
         parts = partitioned(plan)
@@ -236,7 +236,7 @@ def settled(plan: Plan) -> tuple[partition.Part, ...]:
     return partitioned(plan)
 
 
-def _refuses(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> bool:
+def _refuses(plan: ModelPlan, outside: AbstractSet[str], part: partition.Part) -> bool:
     """Whether the target refuses anything in a part; refused nodes are denied from now on."""
     key = key_of(plan.network, outside, part)
     if key in plan.accepted:
@@ -253,7 +253,7 @@ def _refuses(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> boo
     return False
 
 
-def expect_on_target(plan: Plan, parts: Sequence[partition.Part]) -> None:
+def expect_on_target(plan: ModelPlan, parts: Sequence[partition.Part]) -> None:
     """Raises NpucError with everything that the target refuses, if it does not run the whole model."""
     if plan.causes:
         raise NpucError.of(plan.causes)
@@ -268,7 +268,7 @@ def absorbed(node: ImportedNode) -> Problem:
 
 
 def deny_refused(
-    plan: Plan, outside: AbstractSet[str], part: partition.Part, error: NpucError, steps: Sequence[Step] = ()
+    plan: ModelPlan, outside: AbstractSet[str], part: partition.Part, error: NpucError, steps: Sequence[Step] = ()
 ) -> None:
     """Sends the nodes of a refusal to the host; the whole part if it names none of them.
 
@@ -326,7 +326,7 @@ def _became(network: ImportedModel, source: str, node: Node) -> Sequence[Importe
     return own or found
 
 
-def optimised(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> Made:
+def optimised(plan: ModelPlan, outside: AbstractSet[str], part: partition.Part) -> Made:
     """The graph of a part after all passes, and their changes.
 
     Raises UnsupportedOperator (E202) if an output of the part depends on no input.

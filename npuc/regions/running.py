@@ -29,7 +29,7 @@ Values = list[Any]
 """A tensor's value for every sample: arrays, or lists for sequences."""
 
 
-class Region:
+class HostRegion:
     """A host region."""
 
     def __init__(self, program: Program, step: ProgramPart) -> None:
@@ -112,7 +112,7 @@ def _damaged(step: ProgramPart, reason: str, remedy: str | None = None) -> Artef
     return ArtefactError("E502", f"'{step.path}': {reason}", remedy=remedy)
 
 
-class Part:
+class RunningPart:
     """An NPU part."""
 
     def __init__(self, program: Program, step: ProgramPart, run: Callable[[Program], Runner]) -> None:
@@ -156,8 +156,9 @@ class CompositeRunner:
 
     def __init__(self, program: Program, run: Callable[[Program], Runner]) -> None:
         self.contents, self.outputs = Contents.of(program.manifest), program.outputs
-        self.steps: list[Part | Region] = [
-            Part(program, step, run) if step.kind == NPU else Region(program, step) for step in self.contents.steps
+        self.steps: list[RunningPart | HostRegion] = [
+            RunningPart(program, step, run) if step.kind == NPU else HostRegion(program, step)
+            for step in self.contents.steps
         ]
         for port in self.outputs:
             if port.name not in self.contents.results:
@@ -178,7 +179,7 @@ class CompositeRunner:
         values = {name: _each(rows) for name, rows in feeds.items()}
         number = 0
         for step in self.steps:
-            if isinstance(step, Region):
+            if isinstance(step, HostRegion):
                 values |= step(values)
                 continue
             seen: dict[str, Array] = {}
@@ -196,14 +197,14 @@ class CompositeRunner:
     @property
     def cycles(self) -> int | None:
         """NPU cycles of the last sample, if the simulators of all parts count them."""
-        counts = [cycles_of(each.run) for each in self.steps if isinstance(each, Part)]
+        counts = [cycles_of(each.run) for each in self.steps if isinstance(each, RunningPart)]
         known = [each for each in counts if each is not None]
         return sum(known) if known and len(known) == len(counts) else None
 
     @property
     def layer_cycles(self) -> list[int] | None:
         """The same for each layer of every part."""
-        counts = [layer_cycles_of(each.run) for each in self.steps if isinstance(each, Part)]
+        counts = [layer_cycles_of(each.run) for each in self.steps if isinstance(each, RunningPart)]
         known = [each for each in counts if each is not None]
         return [each for layers in known for each in layers] if len(known) == len(counts) else None
 

@@ -46,7 +46,7 @@ class Candidate:
 
 
 @frozen
-class Subject:
+class ComparedModel:
     """The model to compile, its input shapes, calibration data and test data."""
 
     model: Path
@@ -56,7 +56,7 @@ class Subject:
 
 
 def compare(
-    subject: Subject, candidates: Sequence[Candidate], options: Options, bar: Progress = SILENT
+    subject: ComparedModel, candidates: Sequence[Candidate], options: Options, bar: Progress = SILENT
 ) -> dict[str, Any]:
     """The report of `npuc compare`: one row per candidate, in order; a refusing target's row has its problems.
 
@@ -87,7 +87,7 @@ def compare(
     }
 
 
-def compiled(subject: Subject, each: Candidate, options: Options) -> tuple[Program | None, dict[str, Any]]:
+def compiled(subject: ComparedModel, each: Candidate, options: Options) -> tuple[Program | None, dict[str, Any]]:
     """The program of a candidate and its row, without accuracy; no program if the target refuses.
 
     Raises ModelError and DataError.
@@ -147,7 +147,7 @@ COSTS = ("peak_bytes", "traffic_bytes", "instructions")
 
 
 @frozen
-class Grid:
+class MachineGrid:
     """Machines that differ from a base machine in the values of some parameters."""
 
     target: str
@@ -161,21 +161,21 @@ class Grid:
 
 
 @frozen
-class Task:
+class GridPoint:
     """A point of the grid, with everything that a process needs to compile it."""
 
-    subject: Subject
+    subject: ComparedModel
     target: str
     machine: Mapping[str, Any]
     parameters: Mapping[str, Any]
     options: Options
-    limits: budget.Limits
+    limits: budget.ProcessLimits
     libraries: tuple[str, ...]
 
 
 def sweep(
-    subject: Subject,
-    grid: Grid,
+    subject: ComparedModel,
+    grid: MachineGrid,
     options: Options,
     costs: Sequence[str],
     jobs: int = 1,
@@ -190,7 +190,7 @@ def sweep(
     base = target(grid.target).machine_values(grid.machine)
     surroundings = budget.limits(), libraries()
     tasks = [
-        Task(subject, grid.target, {**base, **point, "name": name_of(point)}, point, options, *surroundings)
+        GridPoint(subject, grid.target, {**base, **point, "name": name_of(point)}, point, options, *surroundings)
         for point in grid.points()
     ]
     if scheduler:
@@ -223,7 +223,7 @@ def name_of(point: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={json.dumps(value)}" for name, value in point.items())
 
 
-def compiled_point(task: Task) -> dict[str, Any]:
+def compiled_point(task: GridPoint) -> dict[str, Any]:
     """The row of a point; its machine is passed as a file, like a user's.
 
     A machine that leaves nodes to the host for their form or size is refused: it does not run the model.
@@ -270,7 +270,7 @@ def price(row: Row, cost: str) -> float:
     return row["parameters"][cost] if cost in row["parameters"] else row[cost]
 
 
-def _in_processes(tasks: Sequence[Task], jobs: int, advance: Advance) -> Iterator[dict[str, Any]]:
+def _in_processes(tasks: Sequence[GridPoint], jobs: int, advance: Advance) -> Iterator[dict[str, Any]]:
     """The rows in order; with one job they are computed in this process."""
     if min(jobs, len(tasks)) == 1:
         for task in tasks:

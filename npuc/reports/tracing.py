@@ -50,7 +50,7 @@ class Counter:
 
 
 @frozen
-class Trace:
+class TracedRun:
     """A run. about: facts on the program as a whole."""
 
     name: str
@@ -64,7 +64,7 @@ class Trace:
         return tuple(dict.fromkeys(each.lane for each in self.slices))
 
 
-def trace(program: Program, timeline: Timeline) -> Trace:
+def trace(program: Program, timeline: Timeline) -> TracedRun:
     """The trace of a run of a program for one sample."""
     report = program.report
     layers: Sequence[Report] = report["layers"]
@@ -81,7 +81,7 @@ def trace(program: Program, timeline: Timeline) -> Trace:
     if clock:
         about["clock"] = f"{clock} MHz"
     counters = (*_occupied(timeline), *_moved(timeline), *_utilised(timeline, layers))
-    return Trace(f"{program.model.name} on {report['target']}", about, slices, counters)
+    return TracedRun(f"{program.model.name} on {report['target']}", about, slices, counters)
 
 
 def _slice(each: Activity, layers: Sequence[Report], names: Mapping[str, str]) -> Slice:
@@ -162,7 +162,7 @@ MICROSECOND = 1000
 """Cycles per microsecond, the unit of time in JSON."""
 
 
-def perfetto(trace: Trace) -> bytes:
+def perfetto(trace: TracedRun) -> bytes:
     """The trace as Perfetto's protocol buffers: a track for each lane and each counter, in order.
 
     They are children of one track with the trace's name, as Perfetto's UI sorts the tracks of a process by name.
@@ -226,7 +226,7 @@ def _detail(event: TrackEvent, details: Mapping[str, Value]) -> None:
                 detail.double_value = value
 
 
-def _flows(trace: Trace) -> tuple[list[list[int]], list[list[int]]]:
+def _flows(trace: TracedRun) -> tuple[list[list[int]], list[list[int]]]:
     """The flows that begin at each slice, and those that end at it, numbered from 1."""
     given: list[list[int]] = [[] for _ in trace.slices]
     taken: list[list[int]] = [[] for _ in trace.slices]
@@ -239,13 +239,13 @@ def _flows(trace: Trace) -> tuple[list[list[int]], list[list[int]]]:
     return given, taken
 
 
-def chrome(trace: Trace) -> bytes:
+def chrome(trace: TracedRun) -> bytes:
     """The trace as JSON: a thread for each lane."""
     found = {"displayTimeUnit": "ns", "otherData": dict(trace.about), "traceEvents": [*_events(trace)]}
     return json_text(found, None).encode()
 
 
-def _events(trace: Trace) -> Iterator[dict[str, Any]]:
+def _events(trace: TracedRun) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": trace.name}}
     threads = {name: number for number, name in enumerate(trace.lanes, 1)}
     for name, number in threads.items():

@@ -26,7 +26,18 @@ from npuc.ir import Array, TensorType
 from npuc.program import OBJECT, STRING
 from npuc.samples import streams, structured
 from npuc.samples.sources import Source, sources_of
-from npuc.samples.streams import DAMAGED, Batches, InMemory, Joined, Member, Part, Rows, Streamed, member, rows_of
+from npuc.samples.streams import (
+    DAMAGED,
+    Batches,
+    InMemory,
+    Joined,
+    Member,
+    RowRange,
+    Rows,
+    Streamed,
+    member,
+    rows_of,
+)
 from npuc.storage.files import replacing
 from npuc.system.budget import budget, expect_room, fits, limits, take_data
 
@@ -87,7 +98,7 @@ class Samples:
     def part(self, first: int, stop: int) -> Samples:
         """The samples from `first` up to, but not including, `stop`."""
         if isinstance(self.inputs, Streamed):
-            rows = {name: Part(each, first, stop) for name, each in self.inputs.rows.items()}
+            rows = {name: RowRange(each, first, stop) for name, each in self.inputs.rows.items()}
             return self._with(Streamed(rows), slice(first, stop))
         return self._with({name: each[first:stop] for name, each in self.inputs.items()}, slice(first, stop))
 

@@ -160,7 +160,7 @@ class Batches:
 
 
 @frozen
-class Part:
+class RowRange:
     """The rows from `first` up to, but not including, `stop`."""
 
     rows: Rows

@@ -46,7 +46,7 @@ _copies: weakref.WeakValueDictionary[tuple[int, ...], Mapped] = weakref.WeakValu
 
 
 @frozen
-class Place:
+class FilePlace:
     """The location of values: a file and a byte offset."""
 
     file: Path
@@ -257,7 +257,7 @@ def _write(file: IO[bytes], data: bytes | Array) -> None:
         left = left[file.write(left) :]
 
 
-def place_of(values: Array) -> Place | None:
+def place_of(values: Array) -> FilePlace | None:
     """The location of mapped values; None for others, and for those not in C order."""
     whole: Any = values
     while isinstance(whole.base, np.ndarray):
@@ -265,4 +265,4 @@ def place_of(values: Array) -> Place | None:
     behind = whole.base.obj if isinstance(whole.base, memoryview) else None
     if not isinstance(behind, Mapped) or not values.flags.c_contiguous:
         return None
-    return Place(behind.path, values.ctypes.data - whole.ctypes.data)
+    return FilePlace(behind.path, values.ctypes.data - whole.ctypes.data)

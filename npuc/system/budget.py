@@ -35,27 +35,27 @@ class Budget:
 
 
 @frozen
-class Limits:
+class ProcessLimits:
     """Memory in bytes, and processor time in seconds."""
 
     memory: int = MEMORY_LIMIT
     seconds: int = TIME_LIMIT
 
 
-_limits: ContextVar[Limits | None] = ContextVar("limits", default=None)
+_limits: ContextVar[ProcessLimits | None] = ContextVar("limits", default=None)
 _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
-def limits() -> Limits:
+def limits() -> ProcessLimits:
     """The limits in force."""
-    return _limits.get() or Limits()
+    return _limits.get() or ProcessLimits()
 
 
 @contextmanager
 def limited(memory: int | None = None, seconds: int | None = None) -> Generator[None]:
     """A block with other limits for budgets (bytes) and onnxruntime (seconds); None keeps the current one."""
     before = limits()
-    token = _limits.set(Limits(memory or before.memory, seconds or before.seconds))
+    token = _limits.set(ProcessLimits(memory or before.memory, seconds or before.seconds))
     try:
         yield
     finally:

@@ -43,7 +43,7 @@ def _refused(said: object, kind: type[ModelError] = ModelError) -> ModelError:
 
 
 @frozen
-class Value:
+class PortType:
     """An input or an output, as onnxruntime describes it."""
 
     name: str
@@ -81,11 +81,11 @@ class Confined:
             self.end()
             raise
 
-    def get_inputs(self) -> Sequence[Value]:
+    def get_inputs(self) -> Sequence[PortType]:
         """Name, shape and type of every input."""
         return self.inputs
 
-    def get_outputs(self) -> Sequence[Value]:
+    def get_outputs(self) -> Sequence[PortType]:
         """Name, shape and type of every output."""
         return self.outputs
 
@@ -167,7 +167,7 @@ def _bound(pipe: Connection) -> None:
     both.detach()
 
 
-def _serve(opened: Callable[[], Any], limits: budget.Limits, pipe: Connection, owner: int) -> None:
+def _serve(opened: Callable[[], Any], limits: budget.ProcessLimits, pipe: Connection, owner: int) -> None:
     """Opens a session and runs it on request. Raises MemoryError for a feed that is too large."""
     import resource
 
@@ -187,7 +187,7 @@ def _serve(opened: Callable[[], Any], limits: budget.Limits, pipe: Connection, o
     def ports() -> Any:
         session.append(opened())
         return tuple(
-            tuple(Value(each.name, each.shape, each.type) for each in found)
+            tuple(PortType(each.name, each.shape, each.type) for each in found)
             for found in (session[0].get_inputs(), session[0].get_outputs())
         )
 

@@ -29,7 +29,7 @@ from npuc.system import budget
 from npuc.system.cluster import on_cluster
 from npuc.target import Runner, quickest
 from npuc.text.progress import SILENT, Progress
-from npuc.verification.bits import Bits
+from npuc.verification.bits import BitDifferences
 from npuc.verification.checking import check_model
 from npuc.verification.equivalence import Original
 from npuc.verification.integer_network import has_integer_network, integer_runner
@@ -46,7 +46,7 @@ Digests = dict[str, list[Any]]
 
 
 @frozen
-class Block:
+class BlockResult:
     """What was found for consecutive samples."""
 
     digests: Digests
@@ -57,7 +57,7 @@ class Block:
 
 
 @frozen
-class Subject:
+class JudgedFiles:
     """The files of the computations to run; absolute paths let a process in another folder find them."""
 
     model: Path
@@ -66,10 +66,10 @@ class Subject:
 
 
 @frozen
-class Task:
+class SampleBlock:
     """A block of samples with everything that a process needs to run it."""
 
-    subject: Subject
+    subject: JudgedFiles
     data: tuple[Path, ...]
     metric: Metric
     truths: Array | None
@@ -78,12 +78,12 @@ class Task:
     stop: int
     simulate: int | None
     """The number of samples, counted from the first of all, whose words are simulated; None: every one."""
-    limits: budget.Limits
+    limits: budget.ProcessLimits
     libraries: tuple[str, ...]
 
 
 def accuracy(
-    subject: Subject,
+    subject: JudgedFiles,
     program: Program,
     files: Sequence[Path],
     asked: Asked,
@@ -111,7 +111,7 @@ def accuracy(
         found = _block(subject, program, metric, samples, truths, count, bar.advance)
     else:
 
-        def tasks(side_by_side: int) -> list[Task]:
+        def tasks(side_by_side: int) -> list[SampleBlock]:
             made = _tasks(subject, program, files, metric, truths, len(samples), count, side_by_side)
             bar.begin("running blocks of samples", len(made))
             return made
@@ -150,7 +150,7 @@ def _simulated(program: Program, asked: int | str | None) -> int | None:
 
 
 def _tasks(
-    subject: Subject,
+    subject: JudgedFiles,
     program: Program,
     files: Sequence[Path],
     metric: Metric,
@@ -158,13 +158,13 @@ def _tasks(
     count: int,
     simulate: int | None,
     side_by_side: int,
-) -> list[Task]:
+) -> list[SampleBlock]:
     """Blocks of whole batches, so that samples are grouped for simulation as they are without a cluster."""
     batch = batch_of(program)
     size = batch * -(-count // (batch * BLOCKS * max(side_by_side, 1)))
     absolute = tuple(each.absolute() for each in files)
     return [
-        Task(
+        SampleBlock(
             subject,
             absolute,
             metric,
@@ -179,7 +179,7 @@ def _tasks(
     ]
 
 
-def computed(task: Task) -> Block:
+def computed(task: SampleBlock) -> BlockResult:
     """One block."""
     subject = task.subject
     allowed = budget.limited(task.limits.memory, task.limits.seconds)
@@ -190,7 +190,7 @@ def computed(task: Task) -> Block:
         return _block(subject, program, task.metric, samples, task.truths, simulate, first=task.first)
 
 
-def _merged(parts: Iterator[Block]) -> Block:
+def _merged(parts: Iterator[BlockResult]) -> BlockResult:
     """Consecutive blocks as one."""
     digests: Digests = {}
     simulated, exact = 0, list[bool]()
@@ -199,11 +199,11 @@ def _merged(parts: Iterator[Block]) -> Block:
             digests.setdefault(name, []).extend(found)
         simulated += part.simulated
         exact += [] if part.bit_exact is None else [part.bit_exact]
-    return Block(digests, simulated, all(exact) if exact else None)
+    return BlockResult(digests, simulated, all(exact) if exact else None)
 
 
 def _block(
-    subject: Subject,
+    subject: JudgedFiles,
     program: Program,
     metric: Metric,
     samples: Samples,
@@ -211,7 +211,7 @@ def _block(
     simulate: int | None,
     advance: Callable[[int], None] = lambda _: None,
     first: int = 0,
-) -> Block:
+) -> BlockResult:
     """The digest of each sample for every computation. truths: the labels of these samples.
 
     simulate: the number of samples whose words are simulated; None: all. first: the number of the first sample.
@@ -234,7 +234,7 @@ def _block(
                 except NpucError as error:
                     raise error.within(f"{name}, sample {first + position}") from None
         advance(len(batch))
-    return Block(found, words.simulated, words.bit_exact)
+    return BlockResult(found, words.simulated, words.bit_exact)
 
 
 Run = Callable[[Samples], Sequence[Outputs]]
@@ -251,7 +251,7 @@ class Words:
         self.simulated = 0
         self._target = target_of(program)
         self._program, self._parts = program, parts(program)
-        self._bits: list[Bits] = []
+        self._bits: list[BitDifferences] = []
 
     @cached_property
     def _run(self) -> Runner:
@@ -274,7 +274,7 @@ class Words:
             return self._run(feeds)
         if not self._bits:
             inner = self._target.inner if isinstance(self._target, Composite) else self._target
-            self._bits = [Bits(part, inner) for part in self._parts]
+            self._bits = [BitDifferences(part, inner) for part in self._parts]
 
         def compare(
             number: int, fed: Mapping[str, Array], seen: Mapping[str, Array], given: Mapping[str, Array]
@@ -299,7 +299,7 @@ def rows_of(values: Mapping[str, Array]) -> list[dict[str, Array]]:
     return [{name: row(each, at) for name, each in values.items()} for at in range(count)]
 
 
-def _computations(subject: Subject, program: Program) -> dict[str, Run]:
+def _computations(subject: JudgedFiles, program: Program) -> dict[str, Run]:
     """The computations but the simulator's by name, each giving a batch's outputs. program: with its evidence."""
     original = Original(subject.model, program.bound, program.images)
     found: dict[str, Run] = {FP32: lambda batch: [original.run(feed) for feed in batch.feeds()]}

@@ -18,7 +18,7 @@ from npuc.target import Target
 from npuc.verification.described import damaged, described, foreign_evidence, network
 
 
-class Bits:
+class BitDifferences:
     """Differences between the simulator and the integer network, accumulated over samples.
 
     program: with its evidence. few_runs: only a sample or two will be added. confined: the evidence may come from

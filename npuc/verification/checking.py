@@ -36,7 +36,7 @@ from npuc.verification.metrics import Tolerance
 from npuc.verification.outputs import Outputs
 
 
-class Check(Protocol):
+class ProgramCheck(Protocol):
     """A program with its references, ready to be fed batch after batch."""
 
     exact: Exact
@@ -185,7 +185,7 @@ def _beyond(precision: str, graph: Mapping[str, Any], samples: Samples) -> dict[
     return found
 
 
-def check_of(model: Path, program: Program, target: Target, chip_model: str) -> Check:
+def check_of(model: Path, program: Program, target: Target, chip_model: str) -> ProgramCheck:
     """The check for this kind of program. program: with its evidence."""
     if is_composite(program):
         return CompositeCheck(model, program, target, chip_model)

@@ -44,7 +44,7 @@ class _Scaled(_Tensor):
 
 
 @frozen
-class Layer:
+class DescribedLayer:
     """A layer, and the tensor that it computes."""
 
     op: str
@@ -65,7 +65,7 @@ class _Floats:
     """graph.json of a floating-point program."""
 
     tensors: Mapping[str, _Tensor]
-    layers: tuple[Layer, ...]
+    layers: tuple[DescribedLayer, ...]
     rewrites: tuple[_Rewrite, ...] = ()
 
 

@@ -22,7 +22,7 @@ from npuc.onnx_files.wire import may_contain
 from npuc.reference import graph_session, integers_are_exact, present, values_of
 from npuc.samples.loading import Samples
 from npuc.verification.metrics import Difference
-from npuc.verification.original import WHOLE, Form, Values
+from npuc.verification.original import WHOLE, JudgedModel, Values
 
 NO_VALUES: Mapping[str, float] = {}
 
@@ -47,12 +47,12 @@ class Original:
         self.stable = products and not integers_are_exact(precise=False)
         """Whether onnxruntime is exact with its optimisations only: nothing else can be a second witness."""
 
-    def _first_that_runs(self) -> Form:
-        first = Form(self.path, self.path.parent, self.bound, self.images)
+    def _first_that_runs(self) -> JudgedModel:
+        first = JudgedModel(self.path, self.path.parent, self.bound, self.images)
         if not first.substitute:
             return first
         for count, (_, model) in enumerate(self.rewrites, start=1):
-            form = Form(model, self.path.parent, self.bound, self.images)
+            form = JudgedModel(model, self.path.parent, self.bound, self.images)
             if not form.substitute:
                 self.read_as = [rewrite.name for rewrite, _ in self.rewrites[:count]]
                 del self.rewrites[:count]
@@ -80,7 +80,7 @@ class Original:
         """
         before, found = self.form, dict[str, float | None]()
         for rewrite, model in self.rewrites:
-            after = Form(model, self.path.parent, self.bound, self.images)
+            after = JudgedModel(model, self.path.parent, self.bound, self.images)
             given = after.run(feed)
             if rewrite.deliberate:
                 found[rewrite.name] = _sqnr(wanted, given)
@@ -149,7 +149,7 @@ class Equivalence:
         """The first tensor, in the graph's order, that the model also has but with other values."""
         path = self.original.path
         model = self.original.rewrites[-1][1] if self.original.rewrites else parsed(path)
-        form = Form(model, path.parent, self.original.bound)
+        form = JudgedModel(model, path.parent, self.original.bound)
         names = present(model, [name for node in self.graph.nodes for name in node.outputs])
         try:
             wanted = form.of(names, feed)

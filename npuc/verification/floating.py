@@ -17,13 +17,13 @@ from npuc.program import Program
 from npuc.storage.pieces import contents_of
 from npuc.storage.records import damaged, read
 from npuc.target import Target, cycles_of
-from npuc.verification.described import Layer, described, foreign_evidence
+from npuc.verification.described import DescribedLayer, described, foreign_evidence
 from npuc.verification.isolation import Alone, Isolated
 from npuc.verification.layerwise import LayerwiseCheck, Sample
 from npuc.verification.metrics import Difference, Tolerance
 
 
-class Layers:
+class FloatingLayers:
     """The layers of a program, each alone on the inputs that the machine computed.
 
     program: with its evidence. confined: whether that may come from someone else. few_runs: few samples will be
@@ -33,7 +33,7 @@ class Layers:
 
     def __init__(self, program: Program, *, confined: bool = True, few_runs: bool = False) -> None:
         found = described(program)
-        self.layers = read(tuple[Layer, ...], found["layers"], "graph.layers", "graph.json")
+        self.layers = read(tuple[DescribedLayer, ...], found["layers"], "graph.layers", "graph.json")
         self.reference, self.precision = contents_of(program.evidence)["reference.onnx"], program.precision
         self.shapes = {name: tensor["shape"] for name, tensor in found["tensors"].items()}
         self.isolated: Isolated | None = None
@@ -47,7 +47,7 @@ class Layers:
                 self.isolated = Isolated(self.reference, self.shapes, shown, self.precision, **self.options)
             yield from self.isolated({**feed, **found})
 
-    def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> Layer | None:
+    def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> DescribedLayer | None:
         """The first layer of a sample whose error rounding does not explain."""
         wrong = {name for name, each in self(feed, found) if each.wrong(found[name]).any()}
         return next((layer for layer in self.layers if layer.tensor in wrong), None)
@@ -59,7 +59,7 @@ class FloatCheck(LayerwiseCheck):
     def __init__(
         self, model: Path, program: Program, target: Target, chip_model: str, inside: ImportedModel | None = None
     ) -> None:
-        self.alone = Layers(program)
+        self.alone = FloatingLayers(program)
         self.layers = self.alone.layers
         tensors = [layer.tensor for layer in self.layers]
         super().__init__(model, program, target, chip_model, tensors, inside)
@@ -85,6 +85,6 @@ class FloatCheck(LayerwiseCheck):
         for name, alone in self.alone(sample.fed, shown):
             self.single.setdefault(name, Difference()).add(alone.exact, shown[name])
 
-    def _layer(self, layer: Layer) -> dict[str, Any]:
+    def _layer(self, layer: DescribedLayer) -> dict[str, Any]:
         row = {"name": layer.tensor, "op": layer.op, "nodes": layer.nodes, "bit_exact": None}
         return {**row, **self.figures(layer.tensor)}

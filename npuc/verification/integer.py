@@ -16,7 +16,7 @@ from npuc.program import Program
 from npuc.reference import expect_exact_integers, values_of
 from npuc.regions.witnesses import standing
 from npuc.target import Target, cycles_of
-from npuc.verification.bits import EXACT, Bits
+from npuc.verification.bits import EXACT, BitDifferences
 from npuc.verification.described import damaged, foreign_evidence
 from npuc.verification.layerwise import LayerwiseCheck, Sample
 from npuc.verification.metrics import Difference, Tolerance
@@ -33,7 +33,7 @@ class IntegerCheck(LayerwiseCheck):
         chip_model: str = "own",
         inside: ImportedModel | None = None,
     ) -> None:
-        self.bits = Bits(program, target)
+        self.bits = BitDifferences(program, target)
         expect_exact_integers(parsed(model, whole=False))
         floats = [entry["float"] for entry in self.bits.tensors.values()]
         floats += [port.name for port in program.inputs]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from npuc.ir import Array
-from npuc.verification.original import MOVED, OF_LARGEST, STEPS, Form
+from npuc.verification.original import MOVED, OF_LARGEST, STEPS, JudgedModel
 
 PARTS = {"fp16": 2.0**-9, "fp32": 2.0**-14}
 """How far results are moved, by the program's format: 4 times what fp16 rounds, 1,000 times what fp32 does."""
@@ -27,7 +27,11 @@ FACTOR = 1.5
 
 
 def jumping(
-    form: Form, precision: str, feed: Mapping[str, Array], wanted: Mapping[str, Array], found: Mapping[str, Array]
+    form: JudgedModel,
+    precision: str,
+    feed: Mapping[str, Array],
+    wanted: Mapping[str, Array],
+    found: Mapping[str, Array],
 ) -> dict[str, Array]:
     """The elements of outputs whose difference is a jump, as a mask each.
 

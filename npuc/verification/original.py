@@ -51,7 +51,7 @@ Room = Mapping[str, tuple[float, float]]
 """The change of tensors under perturbation: root of the sum of squares, and largest element."""
 
 
-class Form:
+class JudgedModel:
     """A model that onnxruntime runs: the user's file, or what a rewrite makes of it.
 
     bound: values of inputs that are bound to constants. images: the inputs that samples give as frames; each is

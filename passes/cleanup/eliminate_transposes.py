@@ -124,7 +124,7 @@ def _as_reshape(rewriter: Rewriter, node: Node) -> bool:
 
 
 @frozen
-class Region:
+class LayoutRegion:
     """Connected nodes that can compute in any layout, by first output in graph order, and the boundary tensors.
 
     entering: computed outside, read inside. leaving: computed inside, read outside or a graph output.
@@ -152,7 +152,7 @@ class MovedNames:
         return moved
 
 
-def _regions(rewriter: Rewriter) -> list[Region]:
+def _regions(rewriter: Rewriter) -> list[LayoutRegion]:
     inside: dict[str, int] = {}  # tensor -> group
     groups: dict[int, list[tuple[Node, tuple[str, ...]]]] = {}
     for count, key in enumerate(rewriter.order()):
@@ -168,7 +168,7 @@ def _regions(rewriter: Rewriter) -> list[Region]:
     return [_region(rewriter, group) for group in groups.values()]
 
 
-def _region(rewriter: Rewriter, group: list[tuple[Node, tuple[str, ...]]]) -> Region:
+def _region(rewriter: Rewriter, group: list[tuple[Node, tuple[str, ...]]]) -> LayoutRegion:
     group = sorted(group, key=lambda member: rewriter.place(member[0]))
     written = dict.fromkeys(name for node, _ in group for name in node.outputs if name)
     entering = dict.fromkeys(name for _, moved in group for name in moved if name not in written)
@@ -178,7 +178,7 @@ def _region(rewriter: Rewriter, group: list[tuple[Node, tuple[str, ...]]]) -> Re
         for name in written
         if name in rewriter.outputs or any(reader.outputs not in members for reader in rewriter.readers(name))
     ]
-    return Region(tuple(node.output for node, _ in group), tuple(entering), tuple(leaving))
+    return LayoutRegion(tuple(node.output for node, _ in group), tuple(entering), tuple(leaving))
 
 
 def _cost(shape: tuple[int, ...], perm: Perm, at_the_edge: bool) -> float:
@@ -189,7 +189,7 @@ def _cost(shape: tuple[int, ...], perm: Perm, at_the_edge: bool) -> float:
     return moved * AT_THE_EDGE if at_the_edge else moved
 
 
-def _candidates(rewriter: Rewriter, region: Region) -> list[Perm]:
+def _candidates(rewriter: Rewriter, region: LayoutRegion) -> list[Perm]:
     """The layouts that would cancel a Transpose at the boundary."""
     found: set[Perm] = set()
     for name in region.entering:
@@ -281,7 +281,7 @@ def _move_regions(rewriter: Rewriter, names: MovedNames) -> bool:
     return moved
 
 
-def _across_the_rim(rewriter: Rewriter, region: Region) -> list[str]:
+def _across_the_rim(rewriter: Rewriter, region: LayoutRegion) -> list[str]:
     """The tensors on both sides of the Transposes at the boundary, and those that enter."""
     producers = (rewriter.producer(name) for name in region.entering)
     before = [name for node in producers if node is not None and node.op == "Transpose" for name in node.inputs]
@@ -289,7 +289,7 @@ def _across_the_rim(rewriter: Rewriter, region: Region) -> list[str]:
     return [*region.entering, *before, *(node.output for node in readers if node.op == "Transpose")]
 
 
-def _move_region(rewriter: Rewriter, region: Region, names: MovedNames) -> bool:
+def _move_region(rewriter: Rewriter, region: LayoutRegion, names: MovedNames) -> bool:
     """Moves the region to the layout that saves most, if any saves something."""
     members = set(region.nodes)
 
@@ -310,7 +310,7 @@ def _move_region(rewriter: Rewriter, region: Region, names: MovedNames) -> bool:
 
 
 def _move_node(
-    rewriter: Rewriter, node: Node, perm: Perm, region: Region, names: MovedNames, moved: dict[str, str]
+    rewriter: Rewriter, node: Node, perm: Perm, region: LayoutRegion, names: MovedNames, moved: dict[str, str]
 ) -> None:
     """Replaces a node by its moved form, with Transposes for tensors that cross the boundary.
 

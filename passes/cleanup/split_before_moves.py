@@ -33,7 +33,7 @@ def split_before_moves(graph: Graph) -> Graph:
 
 
 @frozen
-class Parts:
+class TakenParts:
     """The parts that a Split or Slice takes along an axis: first index and end index, by output."""
 
     axis: int
@@ -73,20 +73,20 @@ def _before(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _parts(rewriter: Rewriter, node: Node) -> Parts | None:
+def _parts(rewriter: Rewriter, node: Node) -> TakenParts | None:
     """The parts of a Split, or of a Slice of one axis with step 1 that takes less than the whole."""
     if node.op == "Split":
         axis, bounds = AXIS(node), list[tuple[int, int]]()
         for name in node.outputs:
             start = bounds[-1][1] if bounds else 0
             bounds.append((start, start + rewriter.shape(name)[axis]))
-        return Parts(axis, tuple(bounds))
+        return TakenParts(axis, tuple(bounds))
     if node.op != "Slice" or len(AXES(node)) != 1 or STEPS(node) != (1,):
         return None
     (axis,), (start,) = AXES(node), STARTS(node)
     extent, taken = rewriter.shape(node.inputs[0])[axis], rewriter.shape(node.output)[axis]
     start = max(start + extent, 0) if start < 0 else start
-    return Parts(axis, ((start, start + taken),)) if taken < extent else None
+    return TakenParts(axis, ((start, start + taken),)) if taken < extent else None
 
 
 def _at_end(rewriter: Rewriter, node: Node) -> bool:
@@ -116,7 +116,7 @@ def _taken(node: Node, source: str, axis: int, names: Sequence[str], stem: str) 
     return Node(node.op, (source, *node.inputs[1:]), tuple(names), attrs, stem, node.sources)
 
 
-def _convolutions(rewriter: Rewriter, node: Node, conv: Node, parts: Parts) -> list[Node]:
+def _convolutions(rewriter: Rewriter, node: Node, conv: Node, parts: TakenParts) -> list[Node]:
     """A Conv for the output channels of each part; none if a part's channels are not those of one group."""
     names = [name for name in conv.inputs[1:] if name]
     fixed = all(name in rewriter.constants for name in names)
@@ -142,7 +142,7 @@ def _moved_parts(
     return new
 
 
-def _of_every_operand(rewriter: Rewriter, node: Node, move: Node, parts: Parts) -> list[Node]:
+def _of_every_operand(rewriter: Rewriter, node: Node, move: Node, parts: TakenParts) -> list[Node]:
     """The parts of all operands of a Concat along another axis, concatenated part by part."""
     new: list[Node] = []
     columns: list[list[str]] = [[] for _ in node.outputs]
@@ -157,7 +157,7 @@ def _of_every_operand(rewriter: Rewriter, node: Node, move: Node, parts: Parts) 
     return new
 
 
-def _taken_apart(rewriter: Rewriter, node: Node, move: Node, parts: Parts) -> bool:
+def _taken_apart(rewriter: Rewriter, node: Node, move: Node, parts: TakenParts) -> bool:
     """Replaces parts by the operands of a Concat along the same axis, if every part consists of whole operands."""
     edges = [0]
     for operand in move.inputs:

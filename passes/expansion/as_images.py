@@ -172,7 +172,7 @@ def _limit(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
 
 
 @frozen
-class _Line:
+class _Affine:
     """x -> factor * x + shift, or the slope of a PRelu; the arrays broadcast to x."""
 
     x: str
@@ -202,15 +202,15 @@ def _per_channel(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
     return _on_images(rewriter, node, inner, {line.x: image}, perm)
 
 
-def _line(rewriter: Rewriter, node: Node) -> _Line | None:
+def _line(rewriter: Rewriter, node: Node) -> _Affine | None:
     """The function that a node applies to one tensor, if it is linear per element with constant parameters."""
     if node.op == "BatchNormalization":
         found = scale_and_shift(rewriter, node)
         column = (-1, *(1 for _ in rewriter.shape(node.output)[2:]))
-        return found and _Line(node.inputs[0], *(each.reshape(column) for each in found))
+        return found and _Affine(node.inputs[0], *(each.reshape(column) for each in found))
     if node.op == "PRelu" and node.inputs[1] in rewriter.constants:
         slope = rewriter.constants[node.inputs[1]]
-        return _Line(node.inputs[0], slope, np.zeros(()))
+        return _Affine(node.inputs[0], slope, np.zeros(()))
     found = constant_operand(rewriter, node) if node.op in (*SUMS, "Div") else None
     if found is None or not np.isfinite(rewriter.constants[found[1]]).all():
         return None
@@ -218,16 +218,16 @@ def _line(rewriter: Rewriter, node: Node) -> _Line | None:
     one, zero = np.ones(()), np.zeros(())
     match node.op:
         case "Add":
-            return _Line(x, one, c)
+            return _Affine(x, one, c)
         case "Sub":
-            return _Line(x, one, -c) if node.inputs[0] == x else _Line(x, -one, c)
+            return _Affine(x, one, -c) if node.inputs[0] == x else _Affine(x, -one, c)
         case "Mul":
-            return _Line(x, c, zero)
+            return _Affine(x, c, zero)
         case _:
-            return _Line(x, 1 / c, zero) if node.inputs[0] == x and c.all() else None
+            return _Affine(x, 1 / c, zero) if node.inputs[0] == x and c.all() else None
 
 
-def _varying(line: _Line, rank: int) -> set[int]:
+def _varying(line: _Affine, rank: int) -> set[int]:
     """The axes along which a parameter varies."""
     shapes = [_aligned(each.shape, rank) for each in (line.factor, line.shift)]
     return {axis for shape in shapes for axis, extent in enumerate(shape) if extent != 1}

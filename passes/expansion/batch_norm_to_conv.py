@@ -60,7 +60,7 @@ def _constants(rewriter: Rewriter, stem: str, weight: Array, bias: Array) -> tup
 
 
 @frozen
-class Source:
+class NormalisedConv:
     """The convolution whose rows are normalised; weight and bias in float64."""
 
     node: Node
@@ -87,7 +87,7 @@ def _by_bands(rewriter: Rewriter, node: Node) -> bool:
     source = source or _identity(rewriter, node, x)
     sources = rewriter.sources(source.node, reshape, node)
     bands = [
-        (slice(start, end), Source(source.node, *_folded(source, factor[:, start], shift[:, start])))
+        (slice(start, end), NormalisedConv(source.node, *_folded(source, factor[:, start], shift[:, start])))
         for start, end in pairwise(bounds)
     ]
     whole = rewriter.fresh(f"{node.output}/image")
@@ -111,7 +111,7 @@ def _bounds(values: list[Array | None]) -> list[int]:
     return [0, *(np.flatnonzero(changes) + 1).tolist(), both.shape[1]]
 
 
-def _source(rewriter: Rewriter, x: str) -> Source | None:
+def _source(rewriter: Rewriter, x: str) -> NormalisedConv | None:
     """The Conv that alone provides x to a reader, if it can be divided: no window lies entirely in padding."""
     conv = rewriter.private(x)
     if conv is None or conv.op != "Conv" or ACTIVATION(conv):
@@ -122,21 +122,23 @@ def _source(rewriter: Rewriter, x: str) -> Source | None:
     w, bias = rewriter.constants.get(conv.inputs[1]), np.zeros(rewriter.shape(x)[1])
     if len(conv.inputs) > 2 and conv.inputs[2]:
         bias = rewriter.constants.get(conv.inputs[2])
-    return None if w is None or bias is None else Source(conv, w.astype(np.float64), bias.astype(np.float64))
+    return (
+        None if w is None or bias is None else NormalisedConv(conv, w.astype(np.float64), bias.astype(np.float64))
+    )
 
 
-def _identity(rewriter: Rewriter, node: Node, x: str) -> Source:
+def _identity(rewriter: Rewriter, node: Node, x: str) -> NormalisedConv:
     C = rewriter.shape(x)[1]
     conv = Node("Conv", (x,), (), {"kernel_shape": (1, 1), "group": C}, node.name, node.sources)
-    return Source(conv, np.ones((C, 1, 1, 1)), np.zeros(C))
+    return NormalisedConv(conv, np.ones((C, 1, 1, 1)), np.zeros(C))
 
 
-def _folded(source: Source, factor: Array, shift: Array) -> tuple[Array, Array]:
+def _folded(source: NormalisedConv, factor: Array, shift: Array) -> tuple[Array, Array]:
     return source.weight * factor.reshape(-1, 1, 1, 1), source.bias * factor + shift
 
 
 def _convs(
-    rewriter: Rewriter, output: str, bands: list[tuple[slice, Source]], sources: tuple[str, ...]
+    rewriter: Rewriter, output: str, bands: list[tuple[slice, NormalisedConv]], sources: tuple[str, ...]
 ) -> Iterator[Node]:
     """The convolutions of all bands, each on the rows that it reads, and the Concat."""
     parts: list[str] = []
@@ -157,7 +159,7 @@ def _convs(
         yield Node("Concat", tuple(parts), (output,), {"axis": 2}, output, sources)
 
 
-def _window(rewriter: Rewriter, source: Source, rows: slice) -> tuple[int, int, tuple[int, ...]]:
+def _window(rewriter: Rewriter, source: NormalisedConv, rows: slice) -> tuple[int, int, tuple[int, ...]]:
     """The rows of its input that a convolution reads for these rows of its output, and the resulting pads."""
     window = window_of(source.node, source.weight.shape[2:])
     extent, stride = rewriter.shape(source.node.inputs[0])[2], window.strides[0]

@@ -65,7 +65,7 @@ class Phase:
 
 
 @frozen
-class Axis:
+class TransposedAxis:
     """A ConvTranspose along one axis, and the block size of outputs that are computed separately."""
 
     kernel: int
@@ -162,7 +162,7 @@ def _window(rewriter: Rewriter, node: Node) -> Window:
     return window_of(node, rewriter.constants[node.inputs[1]].shape[2:])
 
 
-def _axes(rewriter: Rewriter, node: Node, blocks: Sequence[int]) -> list[Axis]:
+def _axes(rewriter: Rewriter, node: Node, blocks: Sequence[int]) -> list[TransposedAxis]:
     """Both axes, with these block sizes."""
     window, shape, extents = (
         _window(rewriter, node),
@@ -170,7 +170,7 @@ def _axes(rewriter: Rewriter, node: Node, blocks: Sequence[int]) -> list[Axis]:
         rewriter.shape(node.inputs[0])[2:],
     )
     return [
-        Axis(kernel, stride, dilation, begin, extent, outputs, block)
+        TransposedAxis(kernel, stride, dilation, begin, extent, outputs, block)
         for kernel, stride, dilation, begin, extent, outputs, block in zip(
             window.kernel, window.strides, window.dilations, window.begins, extents, shape[2:], blocks, strict=True
         )
@@ -181,7 +181,7 @@ Phases = Sequence[tuple[Phase, Phase]]
 """Row and column phases of one Conv; their windows are the same."""
 
 
-def _chosen(lanes: int, rewriter: Rewriter, node: Node, axes: Sequence[Axis]) -> list[Phases]:
+def _chosen(lanes: int, rewriter: Rewriter, node: Node, axes: Sequence[TransposedAxis]) -> list[Phases]:
     """One Conv for each phase, or, if that is clearly less work, one for all."""
     rows, columns = (axis.separate() for axis in axes)
     separate: list[Phases] = [[(row, column)] for row in rows for column in columns]

@@ -11,7 +11,7 @@ from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import KERNEL_SHAPE
 from npuc.ops.windows import window_of
-from npuc.passes.expansion.split_average_pool import Axis, Limits
+from npuc.passes.expansion.split_average_pool import AverageLimits, PooledAxis
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_STAGES = 2
@@ -26,7 +26,7 @@ class PadLongAverages:
     the mean of the real elements only. Exact in real numbers.
     """
 
-    limits: Limits
+    limits: AverageLimits
     __name__ = "pad_long_averages"
 
     def __call__(self, graph: Graph) -> Graph:
@@ -34,7 +34,7 @@ class PadLongAverages:
         return rewrite(graph, partial(_divided, self.limits))
 
 
-def _divided(limits: Limits, rewriter: Rewriter, node: Node) -> bool:
+def _divided(limits: AverageLimits, rewriter: Rewriter, node: Node) -> bool:
     shape = rewriter.shape(node.inputs[0]) if node.op in ("AveragePool", "GlobalAveragePool") else ()
     if len(shape) != 4 or rewriter.shape(node.output)[2:] != (1, 1):
         return False
@@ -55,13 +55,13 @@ def _divided(limits: Limits, rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _undivided(kernel: int, limits: Limits) -> bool:
+def _undivided(kernel: int, limits: AverageLimits) -> bool:
     """Whether equal pieces of an axis stay too long, or would take more stages than padded ones."""
-    stages = Axis(kernel, 1, 1, 1, limits).stages()
+    stages = PooledAxis(kernel, 1, 1, 1, limits).stages()
     return len(stages) > MOST_STAGES or max(stage[0] for stage in stages) > limits.extent
 
 
-def _stages(rewriter: Rewriter, node: Node, axis: int, kernel: int, limits: Limits) -> list[Node]:
+def _stages(rewriter: Rewriter, node: Node, axis: int, kernel: int, limits: AverageLimits) -> list[Node]:
     """Averages of pieces until few enough are left, and their sum."""
     nodes: list[Node] = []
     x, left, piece, weight = node.inputs[0], kernel, limits.stride, 1.0 / kernel

@@ -87,7 +87,7 @@ def repetitions(rewriter: Rewriter, node: Node) -> tuple[int, int]:
 
 
 @frozen
-class Axis:
+class ResizedAxis:
     """An axis of the map: outputs phase, phase + phases, .. are one convolution with a stride."""
 
     kernels: tuple[Array, ...]
@@ -140,10 +140,10 @@ def _interpolated(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _axis(node: Node, extent: int, size: int, scale: float) -> Axis | None:
+def _axis(node: Node, extent: int, size: int, scale: float) -> ResizedAxis | None:
     """The convolutions along an axis, or None if none are small enough."""
     if extent == size and scale == 1:
-        return Axis((np.ones(1, np.float32),), 1, 0, 0)
+        return ResizedAxis((np.ones(1, np.float32),), 1, 0, 0)
     positions = source_positions(node, extent, size, scale)
     found = _period(positions)
     if found is None:
@@ -176,7 +176,7 @@ def _holds(node: Node, taps: Taps, stride: int, along: tuple[int, int, float]) -
     return bool(np.abs(left).max() <= NEAR)
 
 
-def _of_taps(taps: Taps, stride: int, extent: int, size: int) -> Axis | None:
+def _of_taps(taps: Taps, stride: int, extent: int, size: int) -> ResizedAxis | None:
     """The axis with kernels that start at the first copy; None if a kernel is too large."""
     used = [index[weight != 0] for index, weight in zip(taps.index.T, taps.weight.T, strict=True)]
     counts = [-(-(size - phase) // len(used)) for phase in range(len(used))]
@@ -188,10 +188,14 @@ def _of_taps(taps: Taps, stride: int, extent: int, size: int) -> Axis | None:
         kernel = np.zeros(max(each.max() + before, last) + 1, np.float32)
         kernel[each + before] = weight[weight != 0]
         kernels.append(kernel)
-    return Axis(tuple(kernels), stride, int(before), int(after)) if max(map(len, kernels)) <= MOST_KERNEL else None
+    return (
+        ResizedAxis(tuple(kernels), stride, int(before), int(after))
+        if max(map(len, kernels)) <= MOST_KERNEL
+        else None
+    )
 
 
-def _extended(rewriter: Rewriter, node: Node, x: str, number: int, axis: Axis, made: list[Node]) -> str:
+def _extended(rewriter: Rewriter, node: Node, x: str, number: int, axis: ResizedAxis, made: list[Node]) -> str:
     """The map with copies of its first row or column before it, and of its last one after it."""
     extent = rewriter.shape(node.inputs[0])[number]
     ends = {"first": (0, axis.before), "last": (extent - 1, axis.after)}

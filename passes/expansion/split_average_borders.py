@@ -17,7 +17,7 @@ MOST_REGIONS = 7
 
 
 @frozen
-class Region:
+class BorderRange:
     """Outputs along one axis that average the same taps: the input they read, and its padding."""
 
     start: int
@@ -53,7 +53,7 @@ def _split(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _regions(window: Window, axis: int, extent: int, outputs: int, counts: bool) -> list[Region]:
+def _regions(window: Window, axis: int, extent: int, outputs: int, counts: bool) -> list[BorderRange]:
     """The outputs along an axis in runs of the same taps. counts: whether padding is averaged too."""
     stride, dilation, kernel = window.strides[axis], window.dilations[axis], window.kernel[axis]
     low = -window.begins[axis] if counts else 0
@@ -69,15 +69,15 @@ def _regions(window: Window, axis: int, extent: int, outputs: int, counts: bool)
     return [_region(run, tap, count, window, axis, extent) for (tap, count), run in runs]
 
 
-def _region(run: list[int], tap: int, count: int, window: Window, axis: int, extent: int) -> Region:
+def _region(run: list[int], tap: int, count: int, window: Window, axis: int, extent: int) -> BorderRange:
     first = run[0] * window.strides[axis] - window.begins[axis] + tap * window.dilations[axis]
     reach = (len(run) - 1) * window.strides[axis] + (count - 1) * window.dilations[axis] + 1
     start, end = max(first, 0), min(first + reach, extent)
-    return Region(start, end, count, (start - first, first + reach - end))
+    return BorderRange(start, end, count, (start - first, first + reach - end))
 
 
 def _pools(
-    rewriter: Rewriter, node: Node, window: Window, rows: list[Region], columns: list[Region]
+    rewriter: Rewriter, node: Node, window: Window, rows: list[BorderRange], columns: list[BorderRange]
 ) -> Iterator[Node]:
     """For each pair of regions Slice -> AveragePool, then the Concats."""
     bands: list[str] = []
@@ -96,7 +96,7 @@ def _pools(
 
 
 def _pool(
-    rewriter: Rewriter, node: Node, window: Window, row: Region, column: Region, output: str
+    rewriter: Rewriter, node: Node, window: Window, row: BorderRange, column: BorderRange, output: str
 ) -> Iterator[Node]:
     """One region; it has a Slice unless it reads the whole map."""
     x = node.inputs[0]

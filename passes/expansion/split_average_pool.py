@@ -15,7 +15,7 @@ from npuc.text.names import Names
 
 
 @frozen
-class Limits:
+class AverageLimits:
     """The largest average that one node may compute."""
 
     positions: int = 64
@@ -41,8 +41,8 @@ class SplitAveragePool:
 
     most_stages: int | None = 2
     """None: as many as necessary."""
-    limits: Limits = Limits()
-    rounded: Limits | None = None
+    limits: AverageLimits = AverageLimits()
+    rounded: AverageLimits | None = None
     __name__ = "split_average_pool"
 
     def __call__(self, graph: Graph) -> Graph:
@@ -63,14 +63,14 @@ WHOLE: Stage = (1, 1, 1)
 
 
 @frozen
-class Axis:
+class PooledAxis:
     """A window along an axis of the map, and the number of windows."""
 
     kernel: int
     stride: int
     dilation: int
     outputs: int
-    limits: Limits
+    limits: AverageLimits
 
     @property
     def wide_stride(self) -> bool:
@@ -87,9 +87,9 @@ class Axis:
         )
         return [piece for piece in fitting if self.outputs == 1 or self.stride % piece == 0]
 
-    def behind(self, piece: int) -> Axis:
+    def behind(self, piece: int) -> PooledAxis:
         """The window over pieces of this size; the stride of a single window is rounded up to whole pieces."""
-        return Axis(self.kernel // piece, -(-self.stride // piece), 1, self.outputs, self.limits)
+        return PooledAxis(self.kernel // piece, -(-self.stride // piece), 1, self.outputs, self.limits)
 
     def stages(self) -> list[Stage]:
         """Stages of permitted extent; the axis unchanged if that is not needed, or if no division fits."""
@@ -100,7 +100,7 @@ class Axis:
         return [(self.kernel, self.stride, self.dilation)]
 
 
-def _blocks(row: Axis, column: Axis) -> list[tuple[Stage, Stage]]:
+def _blocks(row: PooledAxis, column: PooledAxis) -> list[tuple[Stage, Stage]]:
     """Two stages: averages of equal blocks of both axes, then the average of those; empty if impossible."""
     most = row.limits.positions
     divisions = [
@@ -118,7 +118,7 @@ def _blocks(row: Axis, column: Axis) -> list[tuple[Stage, Stage]]:
     return [(first, second), ((rest[0].kernel, rest[0].stride, 1), (rest[1].kernel, rest[1].stride, 1))]
 
 
-def _stages(graph: Graph, node: Node, limits: Limits, fresh: Names) -> Iterator[Node]:
+def _stages(graph: Graph, node: Node, limits: AverageLimits, fresh: Names) -> Iterator[Node]:
     """The stages along columns and along rows; none if the node is no large average."""
     if node.op not in ("AveragePool", "GlobalAveragePool") or len(graph.shape(node.output)) != 4:
         return
@@ -129,7 +129,7 @@ def _stages(graph: Graph, node: Node, limits: Limits, fresh: Names) -> Iterator[
     padded = any((*window.begins, *window.ends)) or window.ceil_mode
     extents = graph.shape(node.output)[2:]
     row, column = (
-        Axis(*axis, limits)
+        PooledAxis(*axis, limits)
         for axis in zip((height, width), window.strides, window.dilations, extents, strict=True)
     )
     small = window.reach[0] * window.reach[1] <= limits.positions and max(window.reach) <= limits.extent

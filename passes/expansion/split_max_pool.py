@@ -15,7 +15,7 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 @frozen
-class Limits:
+class MaxPoolLimits:
     """The largest pooling that one node may compute."""
 
     positions: int = 64
@@ -35,7 +35,7 @@ class SplitMaxPool:
     unchanged.
     """
 
-    limits: Limits = Limits()
+    limits: MaxPoolLimits = MaxPoolLimits()
     __name__ = "split_max_pool"
 
     def __call__(self, graph: Graph) -> Graph:
@@ -61,13 +61,13 @@ class AxisPool:
         """Elements from the first tap to the last, inclusive."""
         return (self.kernel - 1) * self.dilation + 1
 
-    def fits(self, limits: Limits) -> bool:
+    def fits(self, limits: MaxPoolLimits) -> bool:
         """Whether one node may have this axis; padding added for ceil_mode may be as large as the tap count."""
         small = self.stride <= limits.stride and self.dilation <= limits.dilation
         return small and self.reach <= limits.extent and max(self.begin, self.end) < self.kernel
 
 
-def _split(limits: Limits, rewriter: Rewriter, node: Node) -> bool:
+def _split(limits: MaxPoolLimits, rewriter: Rewriter, node: Node) -> bool:
     shape = rewriter.shape(node.inputs[0])
     if node.op not in ("MaxPool", "GlobalMaxPool") or len(shape) != 4:
         return False
@@ -100,7 +100,7 @@ def _axis(node: Node, axis: int, extent: int, outputs: int) -> AxisPool:
     return AxisPool(window.kernel[axis], 0 if alone else stride, window.dilations[axis], begin, max(missing, 0))
 
 
-def division(whole: AxisPool, limits: Limits = split_max_pool.limits) -> list[AxisPool] | None:
+def division(whole: AxisPool, limits: MaxPoolLimits = split_max_pool.limits) -> list[AxisPool] | None:
     """Pools that together compute the whole one, in order and with the least work; None if there are none.
 
     A window of K elements is n windows of `a`, each `t` after the previous one: K = a + (n - 1) * t, t <= a.
@@ -117,7 +117,7 @@ def division(whole: AxisPool, limits: Limits = split_max_pool.limits) -> list[Ax
     return min(options, key=lambda steps: (len(steps), _work(steps)), default=None)
 
 
-def _halves(whole: AxisPool, limits: Limits) -> Iterator[tuple[AxisPool, AxisPool]]:
+def _halves(whole: AxisPool, limits: MaxPoolLimits) -> Iterator[tuple[AxisPool, AxisPool]]:
     """Pairs of pools: the first strided if t divides the stride, otherwise the second dilated.
 
     The first pool's windows are as short as possible (but longer than the padding, since no maximum may be over

@@ -37,7 +37,7 @@ from npuc.view import Heading, MemoryAnnotation, Timeline
 
 if TYPE_CHECKING:
     from npuc.host.step import HostStep
-    from npuc.quantize.improvement.search import Network, Trial
+    from npuc.quantize.improvement.search import Trial, TrialNetwork
     from npuc.quantize.network.construction import Quantised
 
 
@@ -132,7 +132,9 @@ class Bm1684(Target):
         }
         return Program({**manifest, **signature(graph)}, Files(files), evidence(quantised))
 
-    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
+    def quantised(
+        self, graph: Graph, samples: Samples, options: Options
+    ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The integer network of --precision int8, and the trials made to improve it."""
         from npuc.targets.bm1684.network import quantising
 

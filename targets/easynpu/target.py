@@ -23,7 +23,7 @@ from npuc.targets.easynpu.program.artefact import Contents
 from npuc.view import Heading, MemoryAnnotation, Timeline
 
 if TYPE_CHECKING:
-    from npuc.quantize.improvement.search import Network, Trial
+    from npuc.quantize.improvement.search import Trial, TrialNetwork
 
 LISTED = 512
 """Bytes that a listing takes per word."""
@@ -109,7 +109,9 @@ class EasyNpu(Target):
         manifest["report"]["quantization"] = {"level": options.level, "steps": as_json(steps)}
         return Program({**manifest, **signature(graph)}, files, proof)
 
-    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
+    def quantised(
+        self, graph: Graph, samples: Samples, options: Options
+    ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The network that `lower` turns into a program, and the trials that were made to improve it."""
         from npuc.targets.easynpu.network import quantising
 

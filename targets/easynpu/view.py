@@ -20,7 +20,7 @@ from npuc.program import Program
 from npuc.target import Origin, Stored
 from npuc.targets.easynpu.export import images
 from npuc.targets.easynpu.machine import isa, listing
-from npuc.targets.easynpu.machine.chains import Stage
+from npuc.targets.easynpu.machine.chains import ChainStage
 from npuc.targets.easynpu.machine.isa import Instruction, Reshape
 from npuc.targets.easynpu.machine.listing import disassemble
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, Map, feature_words, groups, unpack_feature
@@ -30,7 +30,7 @@ from npuc.targets.easynpu.simulate.walk import Chain, chains_of, segments_of
 from npuc.text.terminal import count
 from npuc.view import (
     Activity,
-    Buffer,
+    BufferUse,
     Heading,
     Line,
     MemoryAnnotation,
@@ -142,7 +142,7 @@ NOBODY = -1
 def timeline(program: Program) -> Timeline:
     """The timeline of a program. Raises ArtefactError (E502, E503) where it could not be run."""
     contents = Contents.of(program.manifest)
-    run = _Run(program, contents)
+    run = _RunState(program, contents)
     for segment, chains in segments_of(program):
         run.segment(segment, chains)
     activities = tuple(_with_bytes(run.activities, program.report["layers"]))
@@ -150,14 +150,14 @@ def timeline(program: Program) -> Timeline:
 
 
 @dataclass
-class _Run:
+class _RunState:
     """The state of a run so far."""
 
     program: Program
     contents: Contents
     cycle: int = 0
     activities: list[Activity] = field(default_factory=list[Activity])
-    buffers: list[Buffer] = field(default_factory=list[Buffer])
+    buffers: list[BufferUse] = field(default_factory=list[BufferUse])
     writers: list[int] = field(default_factory=list[int])
     """For every buffer, the activity that writes it."""
     holders: dict[str, Array] = field(default_factory=dict[str, Array])
@@ -165,7 +165,7 @@ class _Run:
     def segment(self, segment: Segment, chains: Sequence[Chain]) -> None:
         """Adds loads, chains and stores in sequence; weights are in use until the last chain."""
         machine = self.contents.machine
-        weights: list[Buffer] = []
+        weights: list[BufferUse] = []
         for image in segment.images:
             self._transfer(LOAD, image.memory, len(image.data(self.program.files, machine)))
             if image.memory != "itcm":
@@ -208,9 +208,9 @@ class _Run:
     def _bytes(self, move: TensorMove) -> int:
         return feature_words(move.channels, move.height, move.width) * self.contents.machine.word_bytes
 
-    def _buffer(self, memory: str, label: str, address: int, words: int, start: int) -> Buffer:
+    def _buffer(self, memory: str, label: str, address: int, words: int, start: int) -> BufferUse:
         size = self.contents.machine.word_bytes
-        return Buffer(memory, label, address * size, words * size, start, self.cycle)
+        return BufferUse(memory, label, address * size, words * size, start, self.cycle)
 
     def _expect_inside(self, where: Map) -> None:
         """Raises ArtefactError (E503) for words outside the memory."""
@@ -298,7 +298,7 @@ def _streamed(
                 at += 1
 
 
-def _block(stage: Stage, channel: int) -> Iterator[str]:
+def _block(stage: ChainStage, channel: int) -> Iterator[str]:
     """The contents of a stage's block, word by word; channel: the first that the stage computes."""
     layer, count = stage.layer, groups(stage.layer.Co)
     lanes = [_channels(channel + LANES * group, channel + layer.Co) for group in range(count)]

@@ -26,7 +26,7 @@ from npuc.targets.nvdla.program.view import brief, outline, timeline
 from npuc.view import Heading, MemoryAnnotation, Timeline
 
 if TYPE_CHECKING:
-    from npuc.quantize.improvement.search import Network, Trial
+    from npuc.quantize.improvement.search import Trial, TrialNetwork
     from npuc.targets.nvdla.program.running import Runner
 
 RECURRENCE = "recurrence"
@@ -141,7 +141,9 @@ class Nvdla(Target):
             proof = evidence(lowered.quantised)
         return Program({**manifest, **signature(graph)}, files, proof)
 
-    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
+    def quantised(
+        self, graph: Graph, samples: Samples, options: Options
+    ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The network that `lower` compiles, and the trials that improved it."""
         from npuc.targets.nvdla.network import quantising
 

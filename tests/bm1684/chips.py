@@ -11,9 +11,9 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.machine.timing import Cost
+from npuc.targets.bm1684.machine.timing import EngineCycles
 from npuc.targets.bm1684.simulate import compilation, running, simulator
-from npuc.targets.bm1684.simulate.simulator import Call
+from npuc.targets.bm1684.simulate.simulator import TimedCall
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Run:
     """The result of a kernel: system memory (bytes,) uint8, the calls it made and their cost."""
 
     memory: Array
-    calls: tuple[Call, ...]
-    cost: Cost
+    calls: tuple[TimedCall, ...]
+    cost: EngineCycles
 
 
 @dataclass(frozen=True)

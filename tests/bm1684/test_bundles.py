@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npuc.targets.bm1684.lowering.kernel import Call, Local, Step, System
+from npuc.targets.bm1684.lowering.kernel import Call, Local, Step, SystemPlace
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.plan.pairing import Bundle, bundled
 
@@ -16,12 +16,12 @@ def _compute(reads: str, writes: str) -> Step:
 
 
 def _store(buffer: str, offset: int) -> Step:
-    args = (System("scratch", offset), Local(buffer), SHAPE, STRIDE, None)
+    args = (SystemPlace("scratch", offset), Local(buffer), SHAPE, STRIDE, None)
     return Step((Call("gdma_32bit_cpy_L2S", args, (buffer,)),), buffer)
 
 
 def _fetch(buffer: str, offset: int) -> Step:
-    args = (Local(buffer), System("scratch", offset), SHAPE, None, STRIDE)
+    args = (Local(buffer), SystemPlace("scratch", offset), SHAPE, None, STRIDE)
     return Step((Call("gdma_32bit_cpy_S2L", args, (), buffer),), buffer)
 
 

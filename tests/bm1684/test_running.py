@@ -17,7 +17,7 @@ from npuc.program import Program, load, save
 from npuc.target import Options, Request
 from npuc.targets.bm1684.simulate import simulator
 from npuc.targets.bm1684.simulate.running import Runner
-from npuc.targets.bm1684.simulate.simulator import Part
+from npuc.targets.bm1684.simulate.simulator import MappedPiece
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler
 from tests.compiled import compilation
@@ -58,9 +58,9 @@ def _program(model: Path) -> Program:
 
 
 @pytest.fixture(name="made")
-def _made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Part, ...]]:
+def _made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[MappedPiece, ...]]:
     """The parts of every run of the chip model from here on."""
-    runs: list[tuple[Part, ...]] = []
+    runs: list[tuple[MappedPiece, ...]] = []
     carry_out = simulator.carry_out
 
     def watched(*arguments: Any) -> Any:
@@ -78,7 +78,7 @@ def _expected(model: Path) -> Array:
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_heavy_weights_are_mapped_and_give_onnxruntimes_values(
-    loaded: bool, model: Path, program: Program, made: list[tuple[Part, ...]], tmp_path: Path
+    loaded: bool, model: Path, program: Program, made: list[tuple[MappedPiece, ...]], tmp_path: Path
 ) -> None:
     if loaded:
         save(program, tmp_path / "heavy.npu")
@@ -90,7 +90,7 @@ def test_heavy_weights_are_mapped_and_give_onnxruntimes_values(
 
 
 def test_an_observed_sample_runs_once_and_has_the_same_outputs(
-    program: Program, made: list[tuple[Part, ...]]
+    program: Program, made: list[tuple[MappedPiece, ...]]
 ) -> None:
     runner, shown = Runner(program, "own"), dict[str, Array]()
     outputs = runner({"x": X}, shown.__setitem__)

@@ -10,7 +10,7 @@ import pytest
 
 from npuc.ir import Array
 from npuc.targets.bm1684.lowering.kernel import Local
-from npuc.targets.bm1684.lowering.tensors import Tensor, View, local_shape
+from npuc.targets.bm1684.lowering.tensors import SystemView, Tensor, local_shape
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.machine.parameters import Machine
 
@@ -18,7 +18,7 @@ X = np.arange(2 * 6 * 4 * 5)
 SHAPE = (2, 6, 4, 5)
 
 
-def _read(view: View, memory: Array) -> Array:
+def _read(view: SystemView, memory: Array) -> Array:
     """The elements of a view, one index after another."""
     offsets = [
         [
@@ -30,8 +30,8 @@ def _read(view: View, memory: Array) -> Array:
     return np.array([memory[view.offset + sum(parts)] for parts in product(*offsets)]).reshape(view.shape)
 
 
-def _whole() -> View:
-    return View.continuous("input0", 0, SHAPE)
+def _whole() -> SystemView:
+    return SystemView.continuous("input0", 0, SHAPE)
 
 
 @pytest.mark.parametrize("perm", [(0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 2, 3)])
@@ -68,7 +68,7 @@ def test_a_slice_with_steps_reads_what_numpy_slices() -> None:
 
 
 def test_a_repeated_view_broadcasts_as_numpy_does() -> None:
-    view = View.continuous("weights", 0, (6, 1, 1)).repeated(SHAPE)
+    view = SystemView.continuous("weights", 0, (6, 1, 1)).repeated(SHAPE)
     np.testing.assert_array_equal(_read(view, X), np.broadcast_to(X[:6].reshape(6, 1, 1), SHAPE))
 
 

@@ -10,13 +10,13 @@ from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.simulate import simulator
-from npuc.targets.bm1684.simulate.simulator import Call
+from npuc.targets.bm1684.simulate.simulator import TimedCall
 
 MACHINE = Machine()
 LINES = (Path(__file__).parent / "vendor_cycles.txt").read_text(encoding="ascii").splitlines()
 
 
-def _measured(line: str) -> tuple[Call, int]:
+def _measured(line: str) -> tuple[TimedCall, int]:
     call = next(simulator.read([line.rpartition(" ")[0]]))
     return call, int(line.rpartition("=")[2])
 
@@ -56,7 +56,7 @@ def test_a_parallel_region_costs_the_larger_sum_of_its_engines() -> None:
     relu = "okk_bdc_relu groups=4 strided=0"
     assert simulator.total(simulator.read([move, relu]), MACHINE).cycles == 448
     lines = [move, relu, "okk_parallel_start", move, relu, "okk_parallel_end"]
-    assert simulator.total(simulator.read(lines), MACHINE) == timing.Cost(892, 8, 888)
+    assert simulator.total(simulator.read(lines), MACHINE) == timing.EngineCycles(892, 8, 888)
 
 
 def test_the_vendors_w_of_a_1x64x1000_product() -> None:

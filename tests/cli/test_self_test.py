@@ -14,7 +14,7 @@ from npuc import program
 from npuc.models.digits import FOLDER
 from npuc.program import Program
 from npuc.target import Request, target, usual_options
-from npuc.targets.nvdla.model import Nvdla
+from npuc.targets.nvdla.model import ChipModel
 from npuc.targets.nvdla.program.artefact import Contents, Segment
 from npuc.targets.nvdla.program.running import Runner
 from tests.cli.process import npuc
@@ -113,7 +113,7 @@ class Watching(Runner):
         super().__init__(found)
         self.after: list[bytes] = []
 
-    def _segment(self, segment: Segment, nvdla: Nvdla, tensors: dict[str, np.ndarray], seen: object) -> None:
+    def _segment(self, segment: Segment, nvdla: ChipModel, tensors: dict[str, np.ndarray], seen: object) -> None:
         super()._segment(segment, nvdla, tensors, None)
         dram = self.contents.dram
         self.after.append(nvdla.memory.read(dram.base, dram.bytes))

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import npuc
 from npuc.errors import Mismatch, ModelError, NpucError
 from npuc.frontend import forms as rewriting
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers import IMPORTERS
 from npuc.ir import Array
 from npuc.target import Options
@@ -46,19 +46,19 @@ def _model(last: str) -> onnx.ModelProto:
     return parse(f"{HEAD} {NETWORK.replace('LAST', last)}", **held)
 
 
-def _drop(node: OnnxNode, to: Builder) -> None:
+def _drop(node: OnnxNode, to: NodeBuilder) -> None:
     to.alias(node, node.inputs[0])
 
 
-def _with(change: Callable[[OnnxNode], OnnxNode]) -> Callable[[str], Callable[[OnnxNode, Builder], None]]:
-    def of(op: str) -> Callable[[OnnxNode, Builder], None]:
+def _with(change: Callable[[OnnxNode], OnnxNode]) -> Callable[[str], Callable[[OnnxNode, NodeBuilder], None]]:
+    def of(op: str) -> Callable[[OnnxNode, NodeBuilder], None]:
         importer = IMPORTERS[op]
         return lambda node, to: importer(change(node), to)
 
     return of
 
 
-MUTANTS: dict[str, tuple[str, Callable[[str], Callable[[OnnxNode, Builder], None]]]] = {
+MUTANTS: dict[str, tuple[str, Callable[[str], Callable[[OnnxNode, NodeBuilder], None]]]] = {
     "a Mul is dropped": ("Mul", lambda _: _drop),
     "operands are swapped": ("Sub", _with(lambda node: replace(node, inputs=node.inputs[::-1]))),
     "a pad is changed": ("Conv", _with(lambda node: replace(node, attrs={**node.attrs, "pads": (1, 0, 0, 1)}))),
@@ -83,12 +83,12 @@ def test_a_frontend_that_reads_an_operator_wrong_is_refused(
 @pytest.mark.parametrize("place", LAST)
 def test_a_constant_that_is_folded_wrong_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts are proved with the constants that the frontend folded: only the whole shows these."""
-    add = Builder.add_constant
+    add = NodeBuilder.add_constant
 
-    def wrong(self: Builder, name: str, value: Array) -> None:
+    def wrong(self: NodeBuilder, name: str, value: Array) -> None:
         add(self, name, value * 1.01 if name == "shift" else value)
 
-    monkeypatch.setattr(Builder, "add_constant", wrong)
+    monkeypatch.setattr(NodeBuilder, "add_constant", wrong)
     with pytest.raises(Mismatch, match="E603"):
         npuc.compile(_model(LAST[place]), "bm1684", precision="fp32", level="0")
 
@@ -156,14 +156,14 @@ def test_a_rewrite_that_changes_the_model_is_refused_by_name(at: int, monkeypatc
 
 def test_what_onnxruntime_computes_in_two_ways_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without its optimisations as the second witness."""
-    run = equivalence.Form.run
+    run = equivalence.JudgedModel.run
 
     def other(self: Any, feed: Any, *, optimised: bool = True, twice: bool = False) -> Any:
         found = run(self, feed, optimised=optimised, twice=twice)
         return found if optimised else {name: each + 0.1 for name, each in found.items()}
 
     model = _model(LAST["whole"])
-    monkeypatch.setattr(equivalence.Form, "run", other)
+    monkeypatch.setattr(equivalence.JudgedModel, "run", other)
     with pytest.raises(ModelError, match="with its optimisations than without"):
         npuc.compile(model, "bm1684", precision="fp32", level="0")
 
@@ -179,7 +179,7 @@ def test_boxes_may_be_more_or_fewer_if_the_models_own_noise_changes_their_number
     corners = np.array([[[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7]]], np.float32)
     onnx.save(parse(f"{HEAD} {text}", boxes=corners, one=np.ones(1, np.float32)), tmp_path / "m.onnx")
     feed = {"x": np.array([[[0.9, score, 0.8, 0.1]]], np.float32)}
-    form = equivalence.Form(tmp_path / "m.onnx", tmp_path)
+    form = equivalence.JudgedModel(tmp_path / "m.onnx", tmp_path)
     wanted = form.run(feed)
     assert wanted["y"].tolist() == [[0, 0, 0], [0, 0, 2], [0, 0, 1]]
     fewer = {"y": wanted["y"][:2]}
@@ -212,7 +212,7 @@ def test_matmul_nbits_is_exact_whether_or_not_onnxruntime_rounds_its_activations
         npuc.compile(model, "bm1684", precision="fp32", level="0")
 
 
-def _with_swapped_scales(node: OnnxNode, to: Builder) -> OnnxNode:
+def _with_swapped_scales(node: OnnxNode, to: NodeBuilder) -> OnnxNode:
     return replace(node, inputs=(*node.inputs[:2], to.constant(node, "turned", to.value(node, 2)[::-1])))
 
 

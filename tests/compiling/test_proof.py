@@ -18,7 +18,7 @@ from npuc.errors import ArtefactError, Mismatch
 from npuc.ir import Graph, Node, TensorType
 from npuc.models.digits import FOLDER
 from npuc.program import Program
-from npuc.quantize.network.build import Builder
+from npuc.quantize.network.build import IntegerBuilder
 from npuc.reference import graph_session
 from npuc.regions import planning
 from npuc.samples.loading import KINDS, varied
@@ -296,10 +296,10 @@ def test_a_quantised_model_that_loses_its_limits_is_refused(
     program, _ = compile_model(Request(model, target("easynpu"), options, given))
     assert program.manifest["report"]["proof"] == {"samples": 1, "bit_exact": True, "model": True}
 
-    def never(_self: Builder, _node: Node) -> bool:
+    def never(_self: IntegerBuilder, _node: Node) -> bool:
         return False
 
-    monkeypatch.setattr(Builder, "clips", never)
+    monkeypatch.setattr(IntegerBuilder, "clips", never)
     with pytest.raises(Mismatch) as caught:
         compile_model(Request(model, target("easynpu"), options, given))
     (problem,) = caught.value.problems

@@ -34,7 +34,7 @@ from npuc.targets.easynpu.plan.implicit import implicit
 from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.plan.regions import outputs_of, run_of
 from npuc.targets.easynpu.plan.streams import Streams
-from npuc.targets.easynpu.plan.strips import Plan, plans
+from npuc.targets.easynpu.plan.strips import StripPlan, plans
 from tests.compiled import compilation, verified
 from tests.easynpu.test_plans import Layers, every_plan
 
@@ -160,7 +160,7 @@ def every_range(name: str) -> dict[tuple[int, int], list[tuple[int, int]]]:
     return found
 
 
-def planned(name: str) -> dict[str, Plan]:
+def planned(name: str) -> dict[str, StripPlan]:
     graph = NETS[name]()
     outputs = {each: whole(graph, each) for each in outputs_of(graph, graph.nodes)}
     run = run_of(graph, graph.nodes, TINY, outputs, documented=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.memory import (
-    Place,
+    MapPlace,
     feature_words,
     groups,
     high_end,
@@ -131,7 +131,7 @@ def test_the_mirrored_end_puts_logical_word_a_at_the_last_word_minus_a() -> None
 
 
 def test_a_pitch_of_zero_reads_one_word_for_every_pixel() -> None:
-    view = Place("skip", 5, 0, 0, 1).words(_dtcm(100), 2, 2, 2)
+    view = MapPlace("skip", 5, 0, 0, 1).words(_dtcm(100), 2, 2, 2)
     assert view[0, ..., 0].tolist() == [[[5, 6], [5, 6]], [[5, 6], [5, 6]]]
 
 
@@ -148,12 +148,12 @@ def test_writing_through_a_place_changes_the_memory_of_every_sample() -> None:
         (low_end("fmap", 100, 16, 3), 100, 105),
         (high_end("fmap", 5, 16, 3), -1, 4),
         (high_end("fmap", 101, 16, 3), 95, 100),
-        (Place("fmap", 0, -1, 0, 0), -1, 0),
-        (Place("fmap", 0, 1 << 24, 1 << 24, 1), 0, 3 << 24),
-        (Place("fmap", (1 << 24) - 1, 0, 0, 0), (1 << 24) - 1, (1 << 24) - 1),
+        (MapPlace("fmap", 0, -1, 0, 0), -1, 0),
+        (MapPlace("fmap", 0, 1 << 24, 1 << 24, 1), 0, 3 << 24),
+        (MapPlace("fmap", (1 << 24) - 1, 0, 0, 0), (1 << 24) - 1, (1 << 24) - 1),
     ],
 )
-def test_a_map_that_leaves_the_memory_is_refused_with_its_words(place: Place, first: int, last: int) -> None:
+def test_a_map_that_leaves_the_memory_is_refused_with_its_words(place: MapPlace, first: int, last: int) -> None:
     with pytest.raises(ArtefactError) as caught:
         place.words(_dtcm(100), 2, 3, 1)
     (problem,) = caught.value.problems
@@ -166,7 +166,7 @@ def test_a_map_that_leaves_the_memory_is_refused_with_its_words(place: Place, fi
 def test_a_place_addresses_what_its_formula_says_or_is_refused(
     base: int, row: int, pixel: int, group: int, height: int, width: int, depth: int
 ) -> None:
-    place, memory = Place("fmap", base, row, pixel, group), _dtcm(100)
+    place, memory = MapPlace("fmap", base, row, pixel, group), _dtcm(100)
     addresses = [
         [[base + iy * row + ix * pixel + g * group for g in range(depth)] for ix in range(width)]
         for iy in range(height)

@@ -27,7 +27,7 @@ from npuc.targets.easynpu.plan.grids import Grid, shares_of, tiles_of
 from npuc.targets.easynpu.plan.implicit import implicit
 from npuc.targets.easynpu.plan.placement import Run, explicit
 from npuc.targets.easynpu.plan.regions import outputs_of, run_of
-from npuc.targets.easynpu.plan.strips import Plan, Strip, plans, units
+from npuc.targets.easynpu.plan.strips import Strip, StripPlan, plans, units
 from npuc.targets.easynpu.program.lowering import computed, placed
 from npuc.verification.metrics import Tolerance
 from tests.compiled import verified
@@ -263,7 +263,7 @@ def reproved(name: str, objective: str) -> float:
     return min(sum(cheapest(*each) for each in ranges) for ranges in every_plan(graph, SMALL))
 
 
-def planned(name: str) -> tuple[Graph, dict[str, Plan]]:
+def planned(name: str) -> tuple[Graph, dict[str, StripPlan]]:
     graph = NETS[name]()
     outputs = {each: whole(graph, each) for each in outputs_of(graph, graph.nodes)}
     run = run_of(graph, graph.nodes, SMALL, outputs, documented=False)

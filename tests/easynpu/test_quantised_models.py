@@ -15,7 +15,7 @@ from npuc.errors import NpucError
 from npuc.models.digits import FOLDER
 from npuc.quantize.scales.model_scales import integers_of
 from npuc.reference import session
-from npuc.regions.assembling import Lowered
+from npuc.regions.assembling import LoweredPart
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("exact_integers")
 
 
 @cache
-def _trained(path: Path, level: str) -> Lowered:
+def _trained(path: Path, level: str) -> LoweredPart:
     """The program of a trained model without calibration data, and its samples."""
     return compilation(Request(path, EASYNPU, Options(level=level), shapes=dict([TRAINED[path.stem]])))
 
@@ -38,7 +38,7 @@ def _verified(model: Path, folder: Path, isa: str = "extended") -> tuple[program
     return verified(Request(model, EASYNPU, Options(isa=isa)), folder)
 
 
-def _judged(made: Lowered, model: Path, folder: Path) -> tuple[program.Program, dict[str, Any]]:
+def _judged(made: LoweredPart, model: Path, folder: Path) -> tuple[program.Program, dict[str, Any]]:
     directory = folder / "program"
     program.save(made.program, directory)
     loaded = program.load(directory)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from npuc.host.step import HostStep
 from npuc.ir import Node
 from npuc.targets.easynpu.layers.jobs import Job, Stage, no_words, pointwise_word
-from npuc.targets.easynpu.layers.views import View
-from npuc.targets.easynpu.machine.memory import Place, high_end, low_end
+from npuc.targets.easynpu.layers.views import MapView
+from npuc.targets.easynpu.machine.memory import MapPlace, high_end, low_end
 from npuc.targets.easynpu.plan.placement import PlacedJob, Placement
 from npuc.targets.easynpu.program.artefact import Segment, Step, TensorMove
 from npuc.targets.easynpu.program.lowering import Resident, without_dead_stores
@@ -16,12 +16,12 @@ from npuc.targets.easynpu.program.lowering import Resident, without_dead_stores
 WIDTH = 4
 
 
-def rows(first: int, end: int, place: Place, tensor: str = "t") -> TensorMove:
+def rows(first: int, end: int, place: MapPlace, tensor: str = "t") -> TensorMove:
     """Rows of a tensor (1, 16, 10, 4) whose row `first` lies at the place."""
     return TensorMove(tensor, (1, 16, 10, WIDTH), place, 16, end - first, WIDTH, (0, first, 0))
 
 
-def low(row: int = 0) -> Place:
+def low(row: int = 0) -> MapPlace:
     return low_end("fmap", row * WIDTH, 16, WIDTH)
 
 
@@ -29,9 +29,9 @@ def segment(loads: tuple[TensorMove, ...] = (), stores: tuple[TensorMove, ...] =
     return Segment((), loads, 0, stores)
 
 
-def writing(place: Place, height: int) -> Placement:
+def writing(place: MapPlace, height: int) -> Placement:
     """A copy of a map of this height, whose result lies at the place."""
-    view = View("c", 16, height, WIDTH)
+    view = MapView("c", 16, height, WIDTH)
     stage = Stage(
         pointwise_word("maxpool", 16, height, WIDTH), no_words(), Node("MaxPool", ("b",), ("c",)), None, view
     )

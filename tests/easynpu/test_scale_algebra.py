@@ -22,7 +22,7 @@ from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.pipeline import run_passes
 from npuc.quantize.arithmetic.ranges import bound
-from npuc.quantize.improvement.search import Network
+from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.reference import session
@@ -110,7 +110,7 @@ def _annotated(model: onnx.ModelProto, samples: Array, random: np.random.Generat
     return result
 
 
-def _network(name: str, seed: int, *, annotated: bool) -> tuple[Network, Array]:
+def _network(name: str, seed: int, *, annotated: bool) -> tuple[TrialNetwork, Array]:
     random = np.random.default_rng(seed)
     samples = random.standard_normal((6, 1, 6, 4, 4)).astype(np.float32)
     model = _model(NODES[name], random)
@@ -130,7 +130,7 @@ def _one(graph: Graph, node: Node, inputs: Mapping[str, Array]) -> Array:
     return session(model).run(None, {name: value.astype(np.float32) for name, value in inputs.items()})[0]
 
 
-def _slack(network: Network, layer: Node, node: Node, x: Mapping[str, Array]) -> Array | float:
+def _slack(network: TrialNetwork, layer: Node, node: Node, x: Mapping[str, Array]) -> Array | float:
     """By how many steps the 8-bit coefficients of an integer layer may move its result, beside the rounding.
 
     x: the float inputs in steps, without their zero points.
@@ -179,7 +179,7 @@ def _slack(network: Network, layer: Node, node: Node, x: Mapping[str, Array]) ->
             return 0.0
 
 
-def _expect_node(network: Network, values: Mapping[str, Array], layer: Node) -> None:
+def _expect_node(network: TrialNetwork, values: Mapping[str, Array], layer: Node) -> None:
     quantised, graph = network.quantised, network.graph
     node = graph.producers[{form: name for name, form in quantised.forms.items()}[layer.output]]
     data = [name for name in node.inputs if name and name not in graph.constants]

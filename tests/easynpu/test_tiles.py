@@ -18,7 +18,7 @@ from npuc.samples.loading import varied
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.machine.isa import words_to_bytes
 from npuc.targets.easynpu.machine.listing import assemble
-from npuc.targets.easynpu.machine.memory import Place
+from npuc.targets.easynpu.machine.memory import MapPlace
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.simulate import running as runners
@@ -50,7 +50,7 @@ class Drawn:
         """A window of a tensor (1, 32, 2, 4) at an address."""
         at = tuple(int(self.random.choice(each)) for each in ((0, 16), (0,), (0, 1, 2)))
         tensor = tensor or str(self.random.choice(TENSORS))
-        return TensorMove(tensor, (1, 32, 2, 4), Place("fmap", base, 2, 1, 1), 16, 2, 2, (at[0], at[1], at[2]))
+        return TensorMove(tensor, (1, 32, 2, 4), MapPlace("fmap", base, 2, 1, 1), 16, 2, 2, (at[0], at[1], at[2]))
 
     def segment(self) -> Segment:
         first, count = len(self.lines), 0

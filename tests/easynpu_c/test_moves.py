@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npuc.program import Program
-from npuc.targets.easynpu.machine.memory import Place, high_end, low_end
+from npuc.targets.easynpu.machine.memory import MapPlace, high_end, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import TensorMove
 from tests.easynpu_c import compiling
@@ -21,17 +21,17 @@ START, END = (16, 1, 2), (19, 2, 0)
 PLACES = (
     low_end("fmap", 7, SIZE[0], SIZE[2]),
     high_end("fmap", 1280, SIZE[0], SIZE[2]),
-    Place("skip", 100, 4, 1, 12),  # [C/16][H][W]
-    Place("skip", 1260, -1, 3, -500),  # from column to column upward, else downward
-    Place("fmap", 0, 200, 11, 3),  # with gaps
+    MapPlace("skip", 100, 4, 1, 12),  # [C/16][H][W]
+    MapPlace("skip", 1260, -1, 3, -500),  # from column to column upward, else downward
+    MapPlace("fmap", 0, 200, 11, 3),  # with gaps
 )
 
 
-def move(tensor: str, place: Place, start: tuple[int, int, int]) -> TensorMove:
+def move(tensor: str, place: MapPlace, start: tuple[int, int, int]) -> TensorMove:
     return TensorMove(tensor, WHOLE, place, *SIZE, start)
 
 
-def segment(number: int, place: Place) -> dict[str, Any]:
+def segment(number: int, place: MapPlace) -> dict[str, Any]:
     """Loads a window, runs nothing, and stores what lies there to a window of another tensor."""
     moves = {"loads": [move("q", place, START)], "stores": [move(f"m{number}", place, END)]}
     listed = {

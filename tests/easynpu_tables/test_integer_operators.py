@@ -15,7 +15,7 @@ from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
-from npuc.quantize.arithmetic.tables import Table, domains
+from npuc.quantize.arithmetic.tables import SegmentTable, domains
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import tensors_of
@@ -110,7 +110,7 @@ def test_another_reader_lifts_the_limits() -> None:
 def test_the_target_makes_the_table_from_both_scales() -> None:
     seen: list[Array] = []
 
-    def tabulate(values: Array) -> Table:
+    def tabulate(values: Array) -> SegmentTable:
         seen.append(values)
         return best_table(values)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuc.ir import Array
-from npuc.quantize.arithmetic.tables import Table
+from npuc.quantize.arithmetic.tables import SegmentTable
 from npuc.targets.easynpu.layers.tables import best_table
 
 INPUTS = range(-128, 128)
@@ -61,7 +61,7 @@ def rounded(value: float) -> int:
     return min(max(math.floor(value + 0.5), -128), 127)
 
 
-def result(table: Table, x: int) -> int:
+def result(table: SegmentTable, x: int) -> int:
     """The formula, on Python integers."""
     segment = [start <= x for start in table.starts.tolist()].count(True) - 1
     acc = int(table.a[segment]) * x + int(table.b[segment])
@@ -69,14 +69,14 @@ def result(table: Table, x: int) -> int:
     return min(max((acc + half) >> table.shift, -128), 127)
 
 
-def distances(table: Table, exact: Array) -> list[int]:
+def distances(table: SegmentTable, exact: Array) -> list[int]:
     """|result - rounded value| per input; 0 where the value lies on a tie and both roundings are right."""
     found = [abs(result(table, x) - rounded(value)) for x, value in zip(INPUTS, exact, strict=True)]
     constraints = [abs(value - math.floor(value) - 0.5) < 1e-3 for value in exact]
     return [0 if tie and each == 1 else each for each, tie in zip(found, constraints, strict=True)]
 
 
-def fits_the_block(table: Table) -> bool:
+def fits_the_block(table: SegmentTable) -> bool:
     starts = table.starts.astype(int)
     return (
         1 <= len(starts) == len(table.a) == len(table.b) <= 16
@@ -122,7 +122,7 @@ def piecewise_linear(draw: st.DrawFn) -> tuple[Array, int]:
     lines = draw(st.lists(line, min_size=count, max_size=count))
     a, b = np.array(lines).T
     starts = np.array([-128, *sorted(first)])
-    table = Table(starts.astype(np.int8), a.astype(np.int8), b.astype(np.int32), shift, 0)
+    table = SegmentTable(starts.astype(np.int8), a.astype(np.int8), b.astype(np.int32), shift, 0)
     return np.array([result(table, x) for x in INPUTS], np.float64), count
 
 

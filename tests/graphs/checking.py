@@ -17,10 +17,10 @@ from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.images import ImageLimits
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
-from npuc.passes.expansion.split_average_pool import Limits as AverageLimits
+from npuc.passes.expansion.split_average_pool import AverageLimits as AverageLimits
 from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
-from npuc.passes.expansion.split_max_pool import Limits as MaximumLimits
+from npuc.passes.expansion.split_max_pool import MaxPoolLimits as MaximumLimits
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass

@@ -24,7 +24,7 @@ from npuc.regions.running import CompositeRunner
 from npuc.samples import loading as data
 from npuc.samples.loading import Samples
 from npuc.target import FLOATING, Options, Request, Runner, quickest, target
-from npuc.verification.bits import Bits
+from npuc.verification.bits import BitDifferences
 from npuc.verification.metrics import Difference, Tolerance
 from tests.compiled import compilation
 from tests.graphs.checking import Finding
@@ -198,7 +198,7 @@ class _Run:
     def __init__(self, compiled: Program, case: Case, stacked: Mapping[str, Array]) -> None:
         self.case, self.target = case, target(case.target)
         self.program = as_loaded(compiled)
-        self.bits: list[Bits] = []
+        self.bits: list[BitDifferences] = []
         if is_composite(self.program):
             self.parts = [part_of(self.program, step.path) for step in Contents.of(self.program.manifest).parts]
             self.found = CompositeRunner(self.program, self._runner).watched(stacked, self._compare)
@@ -217,7 +217,7 @@ class _Run:
         if self.case.precision in FLOATING:
             return
         part = self.parts[number]
-        bits = Bits(part, self.target, few_runs=True)
+        bits = BitDifferences(part, self.target, few_runs=True)
         for at in range(len(next(iter(fed.values())))):
             bits.add(*({name: values[at, ...] for name, values in each.items()} for each in (fed, shown, given)))
         self.bits.append(bits)

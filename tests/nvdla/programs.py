@@ -12,7 +12,7 @@ from npuc.targets.nvdla.formats import feature, weights
 from npuc.targets.nvdla.machine.commands import Command, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import register_map
-from npuc.targets.nvdla.model import Memory
+from npuc.targets.nvdla.model import DeviceMemory
 
 SOURCE, WEIGHTS, OPERAND, RESULT = 0x80000000, 0x81000000, 0x82000000, 0x83000000
 SIZE = 1 << 20
@@ -25,9 +25,9 @@ def writes(machine: Machine, registers: Fields) -> list[Command]:
     return [Write(known[name].address, known[name].value(**fields)) for name, fields in registers.items()]
 
 
-def memory(contents: Mapping[int, bytes | Array] | None = None) -> Memory:
+def memory(contents: Mapping[int, bytes | Array] | None = None) -> DeviceMemory:
     """Zeros at the four places, and what is put there."""
-    made = Memory((each, np.zeros(SIZE, np.uint8)) for each in (SOURCE, WEIGHTS, OPERAND, RESULT))
+    made = DeviceMemory((each, np.zeros(SIZE, np.uint8)) for each in (SOURCE, WEIGHTS, OPERAND, RESULT))
     for address, data in (contents or {}).items():
         made.write(address, data)
     return made
@@ -69,7 +69,7 @@ class Convolution:
         order = weights.direct(self.machine, w.shape, self.precision)
         return {self.source: feature.pack(self.cube(self.shape), x), WEIGHTS: weights.pack(self.machine, order, w)}
 
-    def read(self, after: Memory) -> Array:
+    def read(self, after: DeviceMemory) -> Array:
         """The result (K, Ho, Wo)."""
         cube = self.cube(self.out)
         return feature.unpack(cube, np.frombuffer(after.read(self.result, cube.bytes), np.uint8))

@@ -16,7 +16,7 @@ from pathlib import Path
 from npuc.targets.nvdla import trace
 from npuc.targets.nvdla.machine.commands import Poll, Wait
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.model import Nvdla
+from npuc.targets.nvdla.model import ChipModel
 
 Call = tuple[str, list[str]]
 
@@ -33,7 +33,7 @@ class Environment:
 
     def __init__(self, config: Path, machine: Machine, chance: random.Random, eager: float) -> None:
         found = trace.read(config, machine.registers)
-        self.nvdla = Nvdla(machine, found.memory())
+        self.nvdla = ChipModel(machine, found.memory())
         self.chance, self.eager = chance, eager
         self.sequences: defaultdict[str, deque[Call]] = defaultdict(deque)
         self.monitors: defaultdict[str, deque[tuple[int, str]]] = defaultdict(deque)

@@ -21,7 +21,7 @@ from npuc.program import Program
 from npuc.target import target
 from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.registers import register_map
-from npuc.targets.nvdla.model import Memory, Nvdla
+from npuc.targets.nvdla.model import ChipModel, DeviceMemory
 from npuc.targets.nvdla.program.artefact import STATUS, Contents, Segment
 from tests.nvdla.networks import compiled
 from tests.onnx_models import network, node, parse, weights
@@ -56,8 +56,8 @@ def library(program: Program, name: str, folder: Path, flags: Sequence[str] = ()
 def run(program: Program, found: ctypes.CDLL, inputs: list[Array], outputs: list[Array]) -> int:
     """npuc_run, whose commands the functional model carries out on the same memory."""
     contents = Contents.of(program.manifest)
-    memory = Memory.blank(contents.dram.base, contents.dram.bytes)
-    nvdla = Nvdla(contents.machine, memory, exact=True)
+    memory = DeviceMemory.blank(contents.dram.base, contents.dram.bytes)
+    nvdla = ChipModel(contents.machine, memory, exact=True)
     status = register_map(contents.machine.registers)[STATUS]
     done = {1 << place.low: name for name, place in status.places.items() if "_DONE_" in name}
     names = {bit: name.split("_DONE_STATUS") for bit, name in done.items()}

@@ -132,7 +132,7 @@ def test_weights_that_are_kept_serve_the_next_layer() -> None:
     reuses = replace(keeps, group=1, source=OPERAND, result=RESULT + 64, changed={mode: {"WEIGHT_REUSE": 1}})
     x, w = drawn(keeps, 5)
     contents = {**keeps.contents(x, w), **reuses.contents(-x, w)}
-    nvdla = model.Nvdla(SMALL, memory(contents))
+    nvdla = model.ChipModel(SMALL, memory(contents))
     nvdla.execute(keeps.commands())
     nvdla.memory.write(WEIGHTS, bytes(64))
     nvdla.execute(reuses.commands())
@@ -164,7 +164,7 @@ def test_infinity_and_nan_of_fp16_in_the_convolution() -> None:
         FULL, (1, 1, 4), (1, 1, 1), "fp16", changed={"SDP.D_DATA_FORMAT": {"OUT_PRECISION": "FP16"}}
     )
     x = np.array([[[np.inf, -np.inf, np.nan, 2.0**-24]]], np.float16)
-    nvdla = model.Nvdla(FULL, memory(layer.contents(x, np.full((1, 1, 1, 1), 0.5, np.float16))))
+    nvdla = model.ChipModel(FULL, memory(layer.contents(x, np.full((1, 1, 1, 1), 0.5, np.float16))))
     nvdla.execute(layer.commands())
     found = layer.read(nvdla.memory).ravel()
     # infinity is 65536 in DC; a denormal times 1/2 rounds to nearest even, 0; NaN propagates

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from npuc.ir import Array
-from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
+from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
 from npuc.targets.nvdla.emission import program
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL
 from npuc.targets.nvdla.machine.registers import register_map
-from npuc.targets.nvdla.model import Memory, run
+from npuc.targets.nvdla.model import DeviceMemory, run
 from npuc.targets.nvdla.operations.operation import (
     Banks,
     Convolution,
@@ -31,7 +31,7 @@ VECTORS = GIVEN / "nvdla" / "vectors"
 pytestmark = pytest.mark.skipif(not VECTORS.exists(), reason="NVDLA's own programs are not here")
 DATA, WEIGHTS, OPERAND, RESULT = 0x80000000, 0x80100000, 0x80200000, 0x80300000
 NOTHING = Unit(IDLE)
-BIAS = Unit(Stage(alu=1, relu=1), fetch=Fetch("ALU", 2, OPERAND))
+BIAS = Unit(SdpStage(alu=1, relu=1), fetch=Fetch("ALU", 2, OPERAND))
 
 OPERATIONS: dict[str, Operation] = {
     "small_conv_per_channel_scale": Convolution(
@@ -39,12 +39,12 @@ OPERATIONS: dict[str, Operation] = {
         Kernels(WEIGHTS, 3712, 21, 3, 3, 19, 171),
         KernelWindow(1, 1, 1, 1, 1, 1, 1, 1),
         Banks(21, 1, 1),
-        Sdp(Unit(Stage(alu=1, multiply=1, shift=6), fetch=Fetch("BOTH", 2, OPERAND)), NOTHING, (0, 0x4D, 4)),
+        Sdp(Unit(SdpStage(alu=1, multiply=1, shift=6), fetch=Fetch("BOTH", 2, OPERAND)), NOTHING, (0, 0x4D, 4)),
         Surface(RESULT, 7, 9, 21, 56, 504),
     ),
     "small_add_bn_int8": Elementwise(
         Surface(DATA, 5, 6, 20, 40, 240),
-        Sdp(NOTHING, Unit(Stage(alu=1), fetch=Fetch("ALU", 1, WEIGHTS, True, 40, 240)), (0, 0x5B, 7)),
+        Sdp(NOTHING, Unit(SdpStage(alu=1), fetch=Fetch("ALU", 1, WEIGHTS, True, 40, 240)), (0, 0x5B, 7)),
         Surface(RESULT, 5, 6, 20, 40, 240),
     ),
     "small_maxpool_3x3_s2": Pooling(
@@ -88,7 +88,7 @@ def test_every_register_that_the_rtls_program_sets_has_the_same_value(name: str)
 def test_the_program_gives_the_bytes_that_the_rtl_gave(name: str) -> None:
     vector = _vector(name)
     spans = [(int(at), vector[f"memory_{number}"]) for number, at in enumerate(vector["memory_addresses"])]
-    memory = run(SMALL, program(SMALL, [OPERATIONS[name]]), Memory(spans))
+    memory = run(SMALL, program(SMALL, [OPERATIONS[name]]), DeviceMemory(spans))
     found = memory.read(int(vector["expected_address"]), vector["expected"].size)
     assert found == vector["expected"].tobytes()
 

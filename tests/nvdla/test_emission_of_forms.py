@@ -7,12 +7,12 @@ import re
 import numpy as np
 import pytest
 
-from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
+from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
 from npuc.targets.nvdla.emission import program
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
 from npuc.targets.nvdla.machine.registers import register_map
-from npuc.targets.nvdla.model import Memory, run
+from npuc.targets.nvdla.model import DeviceMemory, run
 from npuc.targets.nvdla.operations.operation import (
     Banks,
     Convolution,
@@ -33,7 +33,7 @@ DATA, WEIGHTS, MASK, SIZES, OPERAND, RESULT = (
     0x80000000, 0x80100000, 0x80200000, 0x80280000, 0x802C0000, 0x80300000
 )  # fmt: skip
 SAME = KernelWindow(1, 1, 1, 1, 1, 1, 1, 1)
-BIAS = Unit(Stage(alu=1, relu=1), fetch=Fetch("ALU", 2, OPERAND))
+BIAS = Unit(SdpStage(alu=1, relu=1), fetch=Fetch("ALU", 2, OPERAND))
 SDP = Sdp(BIAS, Unit(IDLE), (0, 1, 3))
 
 OPERATIONS: dict[str, tuple[Machine, Convolution]] = {
@@ -108,7 +108,7 @@ def test_the_compressed_weights_of_the_rtls_program_give_its_bytes() -> None:
     ]
     with np.load(SHARED / "vectors" / "full_direct_int8_sparse.npz") as file:
         spans = [(int(at), file[f"memory_{number}"]) for number, at in enumerate(file["memory_addresses"])]
-        after = run(machine, commands, Memory(spans))
+        after = run(machine, commands, DeviceMemory(spans))
         assert after.read(int(file["expected_address"]), file["expected"].size) == file["expected"].tobytes()
 
 

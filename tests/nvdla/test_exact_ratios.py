@@ -13,7 +13,7 @@ from npuc.ir import Array
 from npuc.reference import session
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
-from npuc.targets.nvdla.arithmetic.integer import Stage, staged
+from npuc.targets.nvdla.arithmetic.integer import SdpStage, staged
 from npuc.targets.nvdla.quantisation.sums import COLUMN, Sums, two_stages
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
@@ -21,7 +21,7 @@ from tests.compiled import compilation
 from tests.onnx_models import parse
 
 
-def _after(sums: Array, stages: tuple[Stage, Stage], operands: dict[str, Array]) -> Array:
+def _after(sums: Array, stages: tuple[SdpStage, SdpStage], operands: dict[str, Array]) -> Array:
     for position, stage in enumerate(stages, 1):
         sums = staged(sums, stage, operands[f"x{position}_alu"], operands[f"x{position}_mul"])
     return sums

@@ -11,7 +11,7 @@ from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array
 from npuc.targets.nvdla.formats import alignment, feature, operands, precision, weights
 from npuc.targets.nvdla.formats.feature import Batch, Cube
-from npuc.targets.nvdla.formats.operands import Operand
+from npuc.targets.nvdla.formats.operands import OperandCube
 from npuc.targets.nvdla.machine.parameters import BYTES, FULL, LARGE, SMALL, Machine
 
 MACHINES = [SMALL, LARGE, FULL]
@@ -209,7 +209,7 @@ def test_unpacking_packed_operands_gives_them_back(
     pair: tuple[Machine, str], width: int, height: int, channels: int, components: int, size: int
 ) -> None:
     machine, kind = pair
-    operand = Operand.per_element(machine, (channels, height, width), components, size, kind)
+    operand = OperandCube.per_element(machine, (channels, height, width), components, size, kind)
     random = np.random.default_rng(channels)
     given_ = [
         random.integers(-100, 100, (channels, height, width)).astype(operand.element) for _ in range(components)
@@ -226,17 +226,17 @@ def test_unpacking_packed_operands_gives_them_back(
      ("int16", 2, 2, 64)],
 )  # fmt: skip
 def test_bytes_per_atom_follow_the_document(kind: str, components: int, size: int, atom: int) -> None:
-    assert Operand.per_channel(FULL, 5, components, size, kind).bytes_per_atom == atom
+    assert OperandCube.per_channel(FULL, 5, components, size, kind).bytes_per_atom == atom
 
 
 def test_batch_normalisation_pairs_lie_together_channel_by_channel() -> None:
-    operand = Operand.per_channel(SMALL, 3, 2, 2)
+    operand = OperandCube.per_channel(SMALL, 3, 2, 2)
     data = operands.pack(operand, np.array([1, 2, 3]), np.array([-1, -2, -3]))
     assert np.frombuffer(data, np.int16).tolist() == [1, -1, 2, -2, 3, -3, *[0] * 10]
 
 
 def test_element_wise_data_of_two_bytes_keep_the_elements_of_an_atom_together() -> None:
-    operand = Operand.per_element(SMALL, (9, 1, 2), 1, 2)
+    operand = OperandCube.per_element(SMALL, (9, 1, 2), 1, 2)
     values = np.arange(18).reshape(9, 1, 2)
     found = np.frombuffer(operands.pack(operand, values), np.int16)
     assert found[:16].tolist() == [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15]

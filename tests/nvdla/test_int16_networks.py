@@ -17,11 +17,11 @@ from npuc.ops import build
 from npuc.reference import session
 from npuc.target import target
 from npuc.targets.nvdla.arithmetic.fixed_point import quantise_weights
-from npuc.targets.nvdla.arithmetic.integer import Table, interpolated
+from npuc.targets.nvdla.arithmetic.integer import TablePlacement, interpolated
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import lut
-from npuc.targets.nvdla.model.register_file import Group, LookUpTables
+from npuc.targets.nvdla.model.register_file import LookUpTables, RegisterGroup
 from tests.nvdla.networks import compiled, expect_exact, verified
 from tests.onnx_models import network, node, weights
 
@@ -119,7 +119,7 @@ def test_functions_of_one_element_interpolate(op: str, gain: float, tmp_path: Pa
 
 def test_tables_go_on_in_a_straight_line() -> None:
     """Worked by hand: entries 0, 16, .. behind -64, a step of 16, up to 64, then 3 / 2 of what x is beyond."""
-    le, lo = Table(-8, 0), Table(-2048, 4, 3, 1)
+    le, lo = TablePlacement(-8, 0), TablePlacement(-2048, 4, 3, 1)
     values = np.concatenate([np.arange(65), np.maximum(np.arange(257) - 128, 0) * 16]).astype(np.int16)
     x = np.array([-9, -8, -7, 0, 55, 56, 57, 2048, 2049, 2051, -3000])
     assert interpolated((le, lo), x, values).tolist() == [0, 0, 1, 8, 63, 56, 57, 2048, 2050, 2053, 0]
@@ -197,7 +197,7 @@ def test_a_model_that_is_quantised_to_int8_is_refused(tmp_path: Path) -> None:
 NAMES = ("LE_START", "LE_END", "LO_START", "LO_END")
 
 
-def group(**fields: int) -> Group:
+def group(**fields: int) -> RegisterGroup:
     """SDP's registers with these fields of its tables."""
     registers = register_map("nv_small")
     values = {each.name: each.reset for each in registers.registers if each.block == "SDP"}
@@ -205,7 +205,7 @@ def group(**fields: int) -> Group:
         given = {name: fields[name] & each.places[name].most for name in fields if name in each.places}
         if each.block == "SDP" and given:
             values[each.name] = each.value(**given)
-    return Group(registers, "SDP", values)
+    return RegisterGroup(registers, "SDP", values)
 
 
 def stored(le: int = 10, lo: int = 100) -> LookUpTables:
@@ -216,7 +216,7 @@ def stored(le: int = 10, lo: int = 100) -> LookUpTables:
     return tables
 
 
-def looked_up(registers: Group, tables: LookUpTables, *values: int) -> list[int]:
+def looked_up(registers: RegisterGroup, tables: LookUpTables, *values: int) -> list[int]:
     """The function of some integers."""
     return lut.look_up(registers, tables, np.array(values, np.int64), lut.SDP)[0].tolist()
 

@@ -12,11 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
-from npuc.onnx_files.export import Emitter, to_onnx
+from npuc.onnx_files.export import OnnxEmitter, to_onnx
 from npuc.ops import build
 from npuc.reference import session
 from npuc.targets.nvdla.arithmetic.fixed_point import addends, factor, factors, quantise_weights
-from npuc.targets.nvdla.arithmetic.integer import Stage
+from npuc.targets.nvdla.arithmetic.integer import SdpStage
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from npuc.targets.nvdla.arithmetic.rounding_onnx import scaled
 
@@ -45,15 +45,15 @@ def test_shifts_round_half_away_from_zero_and_saturate() -> None:
 
 def test_the_adder_comes_before_the_multiplier_and_relu_last() -> None:
     held = {"order": ("b", "m"), "b": np.full((1, 1, 1), 5, np.int16), "m": np.full((1, 1, 1), 3, np.int16)}
-    stage = Stage(SUM, 1, 1, 0, 2, 0).as_attr()
+    stage = SdpStage(SUM, 1, 1, 0, 2, 0).as_attr()
     assert _elementwise([1, -20], held, x1=stage) == [8, -8]  # (1 + 10) * 3 / 4 = 8.25, (-20 + 10) * 3 / 4 = -7.5
-    relu = Stage(SUM, 1, 1, 0, 2, 1).as_attr()
+    relu = SdpStage(SUM, 1, 1, 0, 2, 1).as_attr()
     assert _elementwise([1, -20], held, x1=relu) == [8, 0]
 
 
 def test_prelu_lets_positive_values_bypass_multiplier_and_shift() -> None:
     held = {"order": ("", "m"), "m": np.full((1, 1, 1), 3, np.int16)}
-    assert _elementwise([10, -10], held, x1=Stage(0, 0, 1, 1, 3, 0).as_attr()) == [10, -4]
+    assert _elementwise([10, -10], held, x1=SdpStage(0, 0, 1, 1, 3, 0).as_attr()) == [10, -4]
 
 
 def test_a_table_gives_its_entry_for_every_int8() -> None:
@@ -68,7 +68,7 @@ def _agrees(graph: Graph, feeds: dict[str, Array]) -> None:
 
 
 STAGES = st.builds(
-    Stage, st.integers(0, 3), st.integers(0, 12), st.integers(0, 1), st.integers(0, 1), st.integers(0, 20),
+    SdpStage, st.integers(0, 3), st.integers(0, 12), st.integers(0, 1), st.integers(0, 1), st.integers(0, 20),
     st.integers(0, 1),
 )  # fmt: skip
 
@@ -76,7 +76,7 @@ STAGES = st.builds(
 @settings(deadline=None, max_examples=60)
 @given(STAGES, STAGES, st.integers(0, 3), st.integers(1, 30000), st.integers(0, 25), st.integers(0, 1 << 20))
 def test_onnxruntime_computes_a_convolution_as_numpy_does(
-    x1: Stage, x2: Stage, kind: int, scale: int, shift: int, seed: int
+    x1: SdpStage, x2: SdpStage, kind: int, scale: int, shift: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
     shapes = [(1, 1, 1), (6, 1, 1), (6, 4, 5), (6, 1, 1)]
@@ -102,7 +102,7 @@ def test_products_are_rounded_half_away_from_zero(factor: int, shift: int, beyon
     halves = [odd << max(shift - 1, 0) for odd in (1, 3, 5, 1023, (1 << 17) - 1)]
     around = [each + step for each in (*halves, 0, top) for step in (-2, -1, 0, 1, 2) if each + step <= top]
     values = [sign * each for each in around for sign in (1, -1)]
-    emit = Emitter(_graph(Node("NvElementwise", ("x",), ("y",), {}, "n"), (1, 1, 1, 1), {}), 17)
+    emit = OnnxEmitter(_graph(Node("NvElementwise", ("x",), ("y",), {}, "n"), (1, 1, 1, 1), {}), 17)
     emit.node("Identity", [scaled(emit, "x", float(top * beyond), np.int64(factor), shift)], ["y"])
     assert ("Sign" in [each.op_type for each in emit.nodes]) == (top * beyond * abs(factor) >= 1 << 48)
     x, y = (helper.make_tensor_value_info(name, TensorProto.DOUBLE, [len(values)]) for name in "xy")
@@ -119,9 +119,9 @@ def test_products_are_rounded_half_away_from_zero(factor: int, shift: int, beyon
 @pytest.mark.parametrize("multiply", [0, 1])
 def test_onnxruntime_computes_two_maps_as_numpy_does(alu: int, multiply: int) -> None:
     random = np.random.default_rng(alu)
-    stage = Stage(alu, 3, 0, 0, 0, 0) if not multiply else Stage(0, 0, 1, 0, 2, 0)
+    stage = SdpStage(alu, 3, 0, 0, 0, 0) if not multiply else SdpStage(0, 0, 1, 0, 2, 0)
     names = ("x", "", "", "z", "") if not multiply else ("x", "", "", "", "z")
-    attrs = {"x1": Stage(multiply=1, shift=1).as_attr(), "x2": stage.as_attr(), "converter": (0, 77, 9)}
+    attrs = {"x1": SdpStage(multiply=1, shift=1).as_attr(), "x2": stage.as_attr(), "converter": (0, 77, 9)}
     inputs = (*names[:2], "m", *names[3:])
     node = Node("NvElementwise", inputs, ("y",), attrs, "n")
     graph = _graph(node, (1, 5, 3, 4), {"m": np.full((1, 1, 1), 300, np.int16)})
@@ -134,7 +134,7 @@ def test_a_product_of_two_maps_is_rounded_half_away_from_zero(shift: int) -> Non
     """All pairs of some integers; expected with Python's integers. Without a shift there is nothing to round."""
     values = [-128, -127, -3, -2, -1, 0, 1, 2, 3, 127]
     pairs = np.array([(a, b) for a in values for b in values], np.int8)
-    attrs = {"x1": Stage(multiply=1, shift=shift).as_attr()}
+    attrs = {"x1": SdpStage(multiply=1, shift=shift).as_attr()}
     graph = _graph(Node("NvElementwise", ("x", "", "z"), ("y",), attrs, "n"), (1, 1, 1, len(pairs)), {})
     assert "Sign" not in _operators(graph)
     feeds = {name: pairs[:, at].reshape(1, 1, 1, -1) for at, name in enumerate("xz")}
@@ -160,7 +160,14 @@ def _operators(graph: Graph) -> set[str]:
     st.integers(0, 99),
 )
 def test_onnxruntime_computes_a_pass_of_single_operands_as_numpy_does(
-    dtype: type[np.integer], tabulated: bool, x1: Stage, x2: Stage, offset: int, scale: int, shift: int, seed: int
+    dtype: type[np.integer],
+    tabulated: bool,
+    x1: SdpStage,
+    x2: SdpStage,
+    offset: int,
+    scale: int,
+    shift: int,
+    seed: int,
 ) -> None:
     """All values of 8 bits, which are looked up, and some of 16 bits, which are not."""
     random = np.random.default_rng(seed)
@@ -177,7 +184,7 @@ def test_onnxruntime_computes_a_pass_of_single_operands_as_numpy_does(
 
 def test_a_pass_of_operands_per_channel_is_not_looked_up() -> None:
     operand = np.array([[[3]], [[-5]]], np.int16)
-    node = Node("NvElementwise", ("x", "", "m"), ("y",), {"x1": Stage(multiply=1, shift=2).as_attr()}, "n")
+    node = Node("NvElementwise", ("x", "", "m"), ("y",), {"x1": SdpStage(multiply=1, shift=2).as_attr()}, "n")
     graph = _graph(node, (1, 2, 1, 2), {"m": operand})
     assert "GatherElements" not in _operators(graph)
     found = session(to_onnx(graph, graph.outputs)).run(["y"], {"x": np.array([[[[1, 2]], [[6, -2]]]], np.int8)})

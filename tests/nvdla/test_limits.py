@@ -17,7 +17,7 @@ from npuc.targets.nvdla.emission import program
 from npuc.targets.nvdla.machine import limits
 from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
 from npuc.targets.nvdla.machine.registers import register_map
-from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.register_file import RegisterGroup
 from npuc.targets.nvdla.operations.operation import KernelWindow, Pooling, Surface
 from tests.given import GIVEN
 from tests.nvdla.against_plain import compared
@@ -25,7 +25,7 @@ from tests.nvdla.against_plain import compared
 Fields = dict[str, int | str]
 
 
-def group(machine: Machine, block: str, fields: Fields) -> Group:
+def group(machine: Machine, block: str, fields: Fields) -> RegisterGroup:
     """The registers of a block with these fields, by their own names or REGISTER.FIELD."""
     known = register_map(machine.registers)
     values = {each.name: each.reset for each in known.registers if each.block == block}
@@ -40,7 +40,7 @@ def group(machine: Machine, block: str, fields: Fields) -> Group:
         number = dict(place.names)[value] if isinstance(value, str) else value
         mask = (1 << place.width) - 1 << place.low
         values[where.name] = values[where.name] & ~mask | number << place.low & mask
-    return Group(known, block, values)
+    return RegisterGroup(known, block, values)
 
 
 AVERAGE: Fields = {"POOLING_METHOD": "POOLING_METHOD_AVERAGE", **{f"PAD_VALUE_{k}X": 3 * k for k in range(1, 8)}}

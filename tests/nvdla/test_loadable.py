@@ -20,7 +20,7 @@ from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.listing import machine_of, rows
 from npuc.targets.nvdla.loadable.scheduling import run_of
 from npuc.targets.nvdla.loadable.task import engine_tasks
-from npuc.targets.nvdla.model import Memory
+from npuc.targets.nvdla.model import DeviceMemory
 from tests.given import GIVEN
 
 FOLDER = GIVEN / "nvdla" / "loadables"
@@ -57,7 +57,7 @@ def test_a_loadable_that_is_written_is_read_again(file: Path) -> None:
 def test_a_loadable_runs_on_the_model_without_a_trap(file: Path) -> None:
     loadable = loadables.read(file.read_bytes())
     machine = machine_of(loadable)
-    memory = Memory.covering((base(each.id), each.size) for each in loadable.memory_list)
+    memory = DeviceMemory.covering((base(each.id), each.size) for each in loadable.memory_list)
     blobs = {each.name: each.data for each in loadable.blobs}
     for each in loadable.memory_list:
         for name, offset in zip(each.contents, each.offsets, strict=True):
@@ -99,9 +99,10 @@ def test_what_is_no_loadable_is_refused(data: bytes) -> None:
 
 
 SIZES = {
-    descriptors.Network: 40, descriptors.Common: 36, descriptors.Cube: 32, descriptors.Convolution: 92,
+    descriptors.NetworkDescriptor: 40, descriptors.Common: 36, descriptors.DataCube: 32,
+    descriptors.Convolution: 92,
     descriptors.ConvolutionSurfaces: 172, descriptors.SdpUnit: 32, descriptors.Sdp: 116,
-    descriptors.SdpSurfaces: 160, descriptors.Pdp: 52, descriptors.Cdp: 24, descriptors.Surfaces: 64,
+    descriptors.SdpSurfaces: 160, descriptors.Pdp: 52, descriptors.Cdp: 24, descriptors.PlanarSurfaces: 64,
     descriptors.Lut: 700,
 }  # fmt: skip
 
@@ -121,7 +122,7 @@ def test_any_bytes_are_a_descriptor_and_give_themselves_back(structure: type, da
 
 def test_a_number_that_a_descriptor_cannot_hold_is_refused() -> None:
     with pytest.raises(EncodingError, match="width = 65536"):
-        structures.pack(descriptors.Cube(width=65536))
+        structures.pack(descriptors.DataCube(width=65536))
 
 
 def test_tables_without_contents_are_written_and_read() -> None:
@@ -131,7 +132,7 @@ def test_tables_without_contents_are_written_and_read() -> None:
 
 
 def test_a_task_that_waits_for_ever_is_refused() -> None:
-    network = descriptors.Network(
+    network = descriptors.NetworkDescriptor(
         operations=2, surfaces=3, dependencies=1, heads=(-1, -1, -1, 0, -1, -1), operation_count=1
     )
     blobs = {
@@ -139,9 +140,9 @@ def test_a_task_that_waits_for_ever_is_refused() -> None:
         "dep_graph": structures.pack(descriptors.Common(engine=descriptors.PDP, dependency_count=1)),
         "ops": structures.pack(descriptors.Pdp()).ljust(descriptors.OPERATION_BYTES, b"\0"),
         "surfaces": structures.pack(
-            descriptors.Surfaces(
-                source=descriptors.Cube(width=1, height=1, channels=1),
-                result=descriptors.Cube(width=1, height=1, channels=1),
+            descriptors.PlanarSurfaces(
+                source=descriptors.DataCube(width=1, height=1, channels=1),
+                result=descriptors.DataCube(width=1, height=1, channels=1),
             )
         ).ljust(descriptors.SURFACE_BYTES, b"\0"),
     }

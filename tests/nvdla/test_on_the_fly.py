@@ -9,12 +9,12 @@ import pytest
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
-from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
+from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
 from npuc.targets.nvdla.emission import program
 from npuc.targets.nvdla.machine.commands import Command, Write
 from npuc.targets.nvdla.machine.parameters import SMALL
 from npuc.targets.nvdla.machine.registers import register_map
-from npuc.targets.nvdla.model import Memory, run
+from npuc.targets.nvdla.model import DeviceMemory, run
 from npuc.targets.nvdla.operations.operation import (
     Banks,
     Convolution,
@@ -30,7 +30,9 @@ from npuc.targets.nvdla.operations.operation import (
 
 DATA, WEIGHTS, OTHER, RESULT, END = 0x80000000, 0x80100000, 0x80200000, 0x80300000, 0x80400000
 PLAIN = Sdp(Unit(IDLE), Unit(IDLE), (0, 1, 6))
-ADDING = Sdp(Unit(IDLE), Unit(Stage(alu=1), fetch=Fetch("ALU", 1, OTHER, True, 64, 512, computed=True)), (0, 1, 6))
+ADDING = Sdp(
+    Unit(IDLE), Unit(SdpStage(alu=1), fetch=Fetch("ALU", 1, OTHER, True, 64, 512, computed=True)), (0, 1, 6)
+)
 """A map of 8x8 at OTHER is added."""
 
 
@@ -48,12 +50,12 @@ CONVOLUTION = Convolution(
 )  # fmt: skip
 
 
-def _memory(seed: int = 0) -> Memory:
+def _memory(seed: int = 0) -> DeviceMemory:
     draw = np.random.default_rng(seed).integers(-128, 128, 1 << 12, np.int8)
     regions: list[tuple[int, Array]] = [
         (each, np.zeros(1 << 12, np.uint8)) for each in (DATA, WEIGHTS, OTHER, RESULT, END)
     ]
-    memory = Memory(regions)
+    memory = DeviceMemory(regions)
     memory.write(DATA, draw.tobytes()[:512])
     memory.write(WEIGHTS, draw.tobytes()[512:576])
     return memory

@@ -21,7 +21,7 @@ from npuc.targets.nvdla.arithmetic.integer import IDLE
 from npuc.targets.nvdla.emission import program as emitted
 from npuc.targets.nvdla.machine.commands import PLAYERS, Command, Wait, Write
 from npuc.targets.nvdla.machine.parameters import FULL, SECOND, SRAM_BASE, Machine, load
-from npuc.targets.nvdla.model import Memory
+from npuc.targets.nvdla.model import DeviceMemory
 from npuc.targets.nvdla.operations import timing
 from npuc.targets.nvdla.operations.operation import (
     Banks,
@@ -54,9 +54,9 @@ def stated(folder: Path, text: str = MACHINE) -> str:
     return str(path)
 
 
-def memories(contents: dict[int, Array]) -> Memory:
+def memories(contents: dict[int, Array]) -> DeviceMemory:
     """Zeros in DRAM, what is put there, and an empty second memory."""
-    made = Memory.blank(SOURCE, RESULT + 4096 - SOURCE, (SECOND + SRAM_BASE, WITH.sram_bytes))
+    made = DeviceMemory.blank(SOURCE, RESULT + 4096 - SOURCE, (SECOND + SRAM_BASE, WITH.sram_bytes))
     for address, data in contents.items():
         made.write(address, data)
     return made
@@ -114,7 +114,7 @@ def test_what_goes_through_the_second_memory_comes_back(tmp_path: Path) -> None:
 
 def _retyped(commands: Sequence[Command], title: str, value: int) -> list[Command]:
     """The same with another value in a register."""
-    address = model.Nvdla(WITH, memories({})).registers.map[title].address
+    address = model.ChipModel(WITH, memories({})).registers.map[title].address
     return [
         Write(address, value) if isinstance(each, Write) and each.address == address else each for each in commands
     ]
@@ -197,7 +197,7 @@ def moved(source: int, result: int, size: int = 1024) -> Transfer:
 
 def order(operations: Sequence[Operation]) -> list[str]:
     """What is enabled and waited for, in order."""
-    known = model.Nvdla(WITH, memories({})).registers.map
+    known = model.ChipModel(WITH, memories({})).registers.map
     found: list[str] = []
     for each in emitted(WITH, operations):
         if isinstance(each, Write) and known.at(each.address).title in ("CDMA.D_OP_ENABLE", "BDMA.CFG_LAUNCH0"):

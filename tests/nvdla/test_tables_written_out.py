@@ -10,7 +10,7 @@ import pytest
 
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import lut
-from npuc.targets.nvdla.model.register_file import Group, LookUpTables
+from npuc.targets.nvdla.model.register_file import LookUpTables, RegisterGroup
 
 FRACTION_BITS = 16
 
@@ -72,7 +72,7 @@ def drawn(chance: random.Random, entries: int, *, exponential: bool) -> Table:
     return Table(values, start, start + reach, select, offset, slopes[0], slopes[1])
 
 
-def group(le: Table, lo: Table, priorities: tuple[int, int, int]) -> Group:
+def group(le: Table, lo: Table, priorities: tuple[int, int, int]) -> RegisterGroup:
     """CDP's registers with both tables."""
     fields = {
         "LUT_LE_FUNCTION": int(le.offset is None),
@@ -89,7 +89,7 @@ def group(le: Table, lo: Table, priorities: tuple[int, int, int]) -> Group:
     own = [each for each in registers.registers if each.block == "CDP"]
     chosen = {each.name: {name: fields[name] & each.places[name].most for name in each.places if name in fields}
               for each in own}  # fmt: skip
-    return Group(registers, "CDP", {each.name: each.value(**chosen[each.name]) for each in own})
+    return RegisterGroup(registers, "CDP", {each.name: each.value(**chosen[each.name]) for each in own})
 
 
 @pytest.mark.parametrize("exponential", [False, True], ids=["linear", "exponential"])

@@ -9,7 +9,7 @@ import pytest
 
 import npuc
 from npuc.models import MODELS
-from npuc.view import Buffer, Timeline
+from npuc.view import BufferUse, Timeline
 
 TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
 
@@ -19,7 +19,7 @@ def _found(model: str, target: str) -> tuple[npuc.Compiled, Timeline]:
     return compiled, compiled.timeline
 
 
-def _apart(one: Buffer, other: Buffer) -> bool:
+def _apart(one: BufferUse, other: BufferUse) -> bool:
     at_once = one.memory == other.memory and one.start < other.end and other.start < one.end
     disjoint = one.address + one.size <= other.address or other.address + other.size <= one.address
     return disjoint or not at_once

@@ -16,7 +16,7 @@ from npuc.targets.nvdla import model, trace
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.machine.commands import Poll, Wait, Write
 from npuc.targets.nvdla.machine.registers import register_map
-from npuc.targets.nvdla.model import Memory
+from npuc.targets.nvdla.model import DeviceMemory
 from tests.given import GIVEN
 from tests.nvdla.networks import compiled
 from tests.nvdla.sequencers import Deadlock, Environment
@@ -50,7 +50,7 @@ SAMPLE = trace.Trace(
     "nv_small",
     (Write(0x30BC, 0x2000B), Poll(0x300C, 0xFFFFFFFF, 1), Write(0x9038, 1), Wait("SDP", 0)),
     ((0x80000000, bytes(40) + bytes(range(1, 60))), (0x90000000, bytes(16))),
-    (trace.Check(0x90000000, 16, zlib.crc32(bytes(16))), trace.Check(0xA0000000, 8, zlib.crc32(bytes(8)))),
+    (trace.CrcCheck(0x90000000, 16, zlib.crc32(bytes(16))), trace.CrcCheck(0xA0000000, 8, zlib.crc32(bytes(8)))),
 )
 
 
@@ -101,7 +101,7 @@ def test_a_program_of_nvdla_written_again_gives_the_same_result(program: Path, t
 
 
 def test_a_wrong_result_does_not_pass() -> None:
-    memory = Memory([(0x90000000, SAMPLE.memory().regions[1][1])])
+    memory = DeviceMemory([(0x90000000, SAMPLE.memory().regions[1][1])])
     memory.write(0x90000003, b"\1")
     assert not SAMPLE.checks[0].holds(memory)
 
@@ -148,7 +148,7 @@ def test_calls_that_the_given_programs_do_not_use_are_understood(tmp_path: Path)
         Poll(0x30BC, 0xFFFFFFFF, 0),
         Wait(),
     )
-    assert found.checks == (trace.Check(0x80000000, 4, zlib.crc32(b"\0\0\1\2")),)
+    assert found.checks == (trace.CrcCheck(0x80000000, 4, zlib.crc32(b"\0\0\1\2")),)
     assert found.memory().read(0x90000000, 4) == b"\0\0\1\2"
 
 

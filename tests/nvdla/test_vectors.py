@@ -10,7 +10,7 @@ import pytest
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL
-from npuc.targets.nvdla.model import Memory
+from npuc.targets.nvdla.model import DeviceMemory
 from tests.given import GIVEN
 
 FOLDER = GIVEN / "nvdla" / "vectors"
@@ -24,6 +24,6 @@ def test_a_program_gives_what_the_rtl_gave(vector: Path) -> None:
     with np.load(vector) as data:
         regions = [(int(at), data[f"memory_{each}"]) for each, at in enumerate(data["memory_addresses"])]
         commands = [Write(int(address), int(value)) for address, value in data["registers"]]
-        after = model.run(MACHINES[vector.stem.split("_")[0]], commands, Memory(regions))
+        after = model.run(MACHINES[vector.stem.split("_")[0]], commands, DeviceMemory(regions))
         found = after.read(int(data["expected_address"]), len(data["expected"]))
         np.testing.assert_array_equal(np.frombuffer(found, np.uint8), data["expected"])

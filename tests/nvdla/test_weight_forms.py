@@ -12,7 +12,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.formats import weights as formats
 from npuc.targets.nvdla.machine.parameters import FULL
-from npuc.targets.nvdla.model import Memory
+from npuc.targets.nvdla.model import DeviceMemory
 from tests.nvdla.programs import OPERAND, WEIGHTS, Convolution, Fields, memory
 
 TWICE_G = np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]])
@@ -84,7 +84,7 @@ def transformed(w: Array, stride: int) -> Array:
     return np.einsum("ir,kcrs,js->kcij", TWICE_G, extended, TWICE_G).astype(np.int8)
 
 
-def with_weights(layer: Convolution, x: Array, data: bytes) -> Memory:
+def with_weights(layer: Convolution, x: Array, data: bytes) -> DeviceMemory:
     """Memory with data of a layer and a weight surface."""
     contents = layer.contents(x, np.zeros((layer.kernel[0], *layer.shape[:1], 1, 1), np.int8))
     return memory({**contents, WEIGHTS: data})
@@ -141,7 +141,7 @@ def test_post_extension_changes_the_order_of_weights_only(lines: int) -> None:
     np.testing.assert_array_equal(layer.read(after), strided(x, w))
 
 
-def compressed(layer: Convolution, x: Array, w: Array, size_of_first: int = 0) -> Memory:
+def compressed(layer: Convolution, x: Array, w: Array, size_of_first: int = 0) -> DeviceMemory:
     """Memory with the weights as WMB at OPERAND, WGS at OPERAND + 0x8000 and packed values."""
     groups = formats.scanned(formats.direct(FULL, w.shape), w)
     mask = np.packbits(np.concatenate(groups) != 0, bitorder="little").tobytes()

@@ -12,7 +12,7 @@ from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
-from npuc.onnx_files.export import Emitter, to_onnx
+from npuc.onnx_files.export import OnnxEmitter, to_onnx
 from npuc.ops import OPS, build, with_operators
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
@@ -127,7 +127,7 @@ def test_new_tensors_never_take_a_name_of_the_graph() -> None:
 
 
 def test_a_package_exports_its_own_operators() -> None:
-    def twice(node: Node, emitter: Emitter) -> None:
+    def twice(node: Node, emitter: OnnxEmitter) -> None:
         emitter.node("Mul", [*node.inputs, emitter.constant(np.float32(2), "two")], node.outputs)
 
     operators = with_operators(OPS, replace(OPS["Identity"], name="Twice", to_onnx=twice))

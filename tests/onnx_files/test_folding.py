@@ -14,7 +14,7 @@ from npuc import reference
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.onnx_files.export import FOLDED, MOST_BYTES, result_of, to_onnx
 from npuc.ops import build
-from npuc.targets.nvdla.arithmetic.integer import Stage
+from npuc.targets.nvdla.arithmetic.integer import SdpStage
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
@@ -75,7 +75,7 @@ def test_what_is_no_constant_or_too_large_is_not_folded() -> None:
 
 def looked_up() -> Graph:
     """A pass on NVDLA whose results are looked up in a table that its constants determine."""
-    x1 = Stage(alu=1, multiply=1, shift=3).as_attr()
+    x1 = SdpStage(alu=1, multiply=1, shift=3).as_attr()
     constants = {"a": np.array([[[-77]]], np.int16), "m": np.array([[[23]]], np.int16)}
     node = Node("NvElementwise", ("x", "a", "m"), ("y",), {"x1": x1}, "n")
     return build("g", [node], {"x": TensorType((1, 1, 16, 16), "int8")}, ("y",), constants, OPERATORS)

@@ -16,7 +16,7 @@ from npuc.program import save
 from npuc.storage.mapped import HEAVY, place_of
 from npuc.storage.pieces import Files, Pieces, contents_of
 from npuc.targets.bm1684.lowering import weights as region
-from npuc.targets.bm1684.lowering.weights import Weights
+from npuc.targets.bm1684.lowering.weights import ConstantRegion
 from npuc.verification import equivalence, isolation
 from tests.passes.networks import network, node
 
@@ -74,7 +74,7 @@ def test_a_final_programs_files_are_those_of_one_that_is_kept(model: Path, tmp_p
 
 
 def test_equal_weights_are_found_where_samples_of_them_are_equal() -> None:
-    weights, values = Weights(), np.zeros(HEAVY, np.float32)
+    weights, values = ConstantRegion(), np.zeros(HEAVY, np.float32)
     swapped, other = values.copy(), values.copy()
     swapped[[1001, 1003]], other[[1003, 1001]] = (2, 1), (2, 1)
     offsets = [weights.image(each) for each in (values, swapped, other, swapped.copy(), values.copy())]
@@ -101,7 +101,7 @@ def test_the_weights_region_is_the_same_in_parts_and_in_one(monkeypatch: pytest.
     content = b"".join(each.tobytes() + bytes(-each.nbytes % 128) for each in values[:5])
     for part in (1 << 24, 1, 300):
         monkeypatch.setattr(region, "PART", part)
-        weights = Weights()
+        weights = ConstantRegion()
         found = [weights.image(each) for each in values]
         assert found[:-1] == offsets[:-1]
         assert bytes(weights.content) == content

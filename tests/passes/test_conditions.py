@@ -17,7 +17,7 @@ from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_batch import SplitBatch
-from npuc.passes.expansion.split_max_pool import Limits as MaximumLimits
+from npuc.passes.expansion.split_max_pool import MaxPoolLimits as MaximumLimits
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.fusion.fold_batch_norm import fold_batch_norm

@@ -12,9 +12,9 @@ from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from npuc.passes.cleanup.merge_pads import merge_pads
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
-from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
+from npuc.passes.expansion.split_average_pool import AverageLimits, SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
-from npuc.passes.expansion.split_max_pool import Limits as MaximumLimits
+from npuc.passes.expansion.split_max_pool import MaxPoolLimits as MaximumLimits
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.passes.fusion.fuse_activation import fuse_activation
 from npuc.passes.recognition.recognise_activations import recognise_activations
@@ -115,7 +115,7 @@ def test_an_average_over_one_window_in_stages_stays_one_window(
     kernel: int, stride: int, extent: int, onnxruntime_values: Reference
 ) -> None:
     pool = node("AveragePool", "x", "y", kernel_shape=(1, kernel), strides=(1, stride))
-    once = SplitAveragePool(None, Limits(64, 32, 8))
+    once = SplitAveragePool(None, AverageLimits(64, 32, 8))
     assert len(rewritten(once, network((1, 2, 1, extent), "y", pool), onnxruntime_values).nodes) > 1
 
 

@@ -16,7 +16,7 @@ from npuc.ops import build
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.split_average_borders import split_average_borders
-from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
+from npuc.passes.expansion.split_average_pool import AverageLimits, SplitAveragePool
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.wide_dilations import LayInRows, SpreadKernels, WideDilations, drop_padding_taps
 from npuc.pipeline import Pass
@@ -145,7 +145,7 @@ def test_an_average_at_a_stride_above_15_is_one_of_averages() -> None:
     attrs: dict[str, Any] = {"kernel_shape": (20, 20), "strides": (20, 20)}
     node = Node("AveragePool", ("x",), ("y",), attrs, "n")
     before = build("g", [node], {"x": TensorType((1, 2, 60, 60))}, ["y"], {})
-    only_strides = SplitAveragePool(limits=Limits(positions=1 << 30, extent=1 << 30))
+    only_strides = SplitAveragePool(limits=AverageLimits(positions=1 << 30, extent=1 << 30))
     after = expect_same(only_strides, before, "AveragePool", "AveragePool")
     assert all(max(node.integers("strides")) <= 15 for node in after.nodes)
     whole = build("g", [node], {"x": TensorType((1, 2, 20, 20))}, ["y"], {})

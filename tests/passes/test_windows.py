@@ -18,7 +18,7 @@ from npuc.ops.windows import window_of
 from npuc.passes.cleanup.merge_pads import merge_pads
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
-from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
+from npuc.passes.expansion.split_average_pool import AverageLimits, SplitAveragePool
 from npuc.passes.expansion.split_max_pool import AxisPool, division, split_max_pool
 from npuc.passes.recognition.lift_to_2d import lift_to_2d
 from npuc.passes.recognition.unify_pooling import unify_pooling
@@ -293,7 +293,7 @@ def test_the_larger_of_a_tensor_and_a_constant_is_rectified(
     assert_same_meaning(graph, found)
 
 
-pad_long_averages = PadLongAverages(Limits(positions=64, extent=32, stride=8))
+pad_long_averages = PadLongAverages(AverageLimits(positions=64, extent=32, stride=8))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_longer_axes_take_as_many_stages_as_are_allowed(graph: Graph, stages: in
 
 def test_blocks_are_no_longer_than_an_average_may_be() -> None:
     graph = pool("GlobalAveragePool", (1, 2, 1, 99))
-    after = SplitAveragePool(3, Limits(positions=64, extent=32, stride=8))(graph)
+    after = SplitAveragePool(3, AverageLimits(positions=64, extent=32, stride=8))(graph)
     assert [node.integers("kernel_shape") for node in after.nodes] == [(1, 3), (1, 3), (1, 11)]
 
 

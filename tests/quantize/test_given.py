@@ -17,7 +17,7 @@ from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.quantize.arithmetic.weights import average_taps, quantise_weights, sum_factors
 from npuc.quantize.improvement.levels import LEVELS
-from npuc.quantize.improvement.search import Network, Recipe, best_network
+from npuc.quantize.improvement.search import Recipe, TrialNetwork, best_network
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.qdq import qdq_graph, qdq_model
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
@@ -180,7 +180,7 @@ def test_the_model_has_int8_weights_with_a_scale_per_channel_and_int32_biases() 
 
 def test_weights_are_near_the_float_ones() -> None:
     graph = residual()
-    found: Network
+    found: TrialNetwork
     found, _ = best_network(graph, RECIPE, samples(graph), LEVELS["0"])
     model = onnx.load_model_from_string(qdq_model(found))
     held = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}

@@ -16,11 +16,11 @@ from npuc.quantize.calibration.histograms import EMPTY, Histogram, histograms
 from npuc.quantize.improvement import proposals, search
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, ends
 from npuc.quantize.improvement.equalisation import Equalised, equalised, groups, sizes
-from npuc.quantize.improvement.evidence import Places, sampled, sums, taps_under
+from npuc.quantize.improvement.evidence import SampledWindows, sampled, sums, taps_under
 from npuc.quantize.improvement.levels import LEVELS, Level
 from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.proposals import JudgedLayer
-from npuc.quantize.improvement.search import Network, Recipe, added, best_network, divided, drawn
+from npuc.quantize.improvement.search import Recipe, TrialNetwork, added, best_network, divided, drawn
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import LayerWeights, Shifted
@@ -68,7 +68,7 @@ def select(graph: Graph) -> tuple[Node, ...]:
 RECIPE = Recipe(select, quantiser(best_table))
 
 
-def sqnr(graph: Graph, found: Network, data: Samples) -> float:
+def sqnr(graph: Graph, found: TrialNetwork, data: Samples) -> float:
     """Of the output in dB, by the interpreter."""
     signal = noise = 0.0
     for feed in data.feeds():
@@ -369,7 +369,7 @@ def test_what_windows_see_gives_the_convolution_s_results() -> None:
     graph = network((1, 4, 7, 9), "y", node("Conv", "x w", "y", group=2, pads=(1, 0, 2, 1), strides=(2, 1)), w=w)
     x = RANDOM.standard_normal((3, 4, 7, 9)).astype(np.float32)
     expected = np.concatenate([run(graph, {"x": x[i : i + 1]})["y"] for i in range(3)])
-    places = Places.chosen(3, graph.shape("y")[2:], 18, seed=0)
+    places = SampledWindows.chosen(3, graph.shape("y")[2:], 18, seed=0)
     found = sums(taps_under(x, graph.nodes[0], w.shape, places, 2), w.reshape(6, -1))
     assert len(found) == 3 * 4 * 8  # every window once
     assert np.allclose(found, expected[places.sample, :, places.row, places.column], atol=1e-5)
@@ -380,7 +380,7 @@ def test_windows_beyond_the_map_read_the_value_of_padding() -> None:
     graph = network((1, 4, 7, 9), "y", node("Conv", "x w", "y", **attrs), w=weights(6, 2, 3, 3))
     x = RANDOM.integers(-128, 128, (2, 4, 7, 9)).astype(np.int8)
     padded = np.pad(x, [(0, 0), (0, 0), (2, 1), (1, 3)], constant_values=-7)
-    places = Places.chosen(2, graph.shape("y")[2:], 18, seed=0)
+    places = SampledWindows.chosen(2, graph.shape("y")[2:], 18, seed=0)
     found = taps_under(x, graph.nodes[0], (6, 2, 3, 3), places, 2, fill=-7)
     for window, (sample, row, column) in enumerate(zip(places.sample, places.row, places.column, strict=True)):
         inputs = padded[sample, :, row : row + 5 : 2, 2 * column : 2 * column + 3]

@@ -13,7 +13,7 @@ from npuc.interpreter import run
 from npuc.ir import Graph
 from npuc.quantize.calibration.clipping import METHODS
 from npuc.quantize.calibration.histograms import EMPTY, Histogram, histograms
-from npuc.quantize.improvement.search import Network
+from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, in_powers_of_two, next_power
 from npuc.quantize.scales.offsets import IN_BIASES, offset_inputs, offset_results
 from npuc.samples.loading import Samples
@@ -33,7 +33,7 @@ def is_power(scale: float) -> bool:
     return frexp(scale)[0] == 0.5
 
 
-def quantised(target: str, graph: Graph, data: Samples, options: Options) -> Network:
+def quantised(target: str, graph: Graph, data: Samples, options: Options) -> TrialNetwork:
     if target == "easynpu":
         machine = easynpu.load(None, "power-of-two")
         return on_easynpu.network(graph, data, machine, options)[0]

@@ -27,7 +27,7 @@ from npuc.quantize.improvement.proposals import (
     rounded_in_turn,
     solved,
 )
-from npuc.quantize.improvement.search import Network, Trial, best_network
+from npuc.quantize.improvement.search import Trial, TrialNetwork, best_network
 from npuc.quantize.network.build import quantise
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import LayerWeights
@@ -273,12 +273,12 @@ class _Cases:
     def drawn(self, host: Host) -> Quantised:
         return quantise(self.graph, without(_nodes(self.graph), host), self.known)
 
-    def best(self, host: Host) -> tuple[Network, tuple[Trial, ...]]:
+    def best(self, host: Host) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         self.improved.append(host)
         nodes = without(_nodes(self.graph), host)
-        return Network(self.graph, nodes, self.known, {}, self.drawn(host)), ()
+        return TrialNetwork(self.graph, nodes, self.known, {}, self.drawn(host)), ()
 
-    def mixed(self) -> tuple[Network, Sequence[Trial]]:
+    def mixed(self) -> tuple[TrialNetwork, Sequence[Trial]]:
         return mixed(self.graph, self.drawn, self.best, self.samples)
 
 
@@ -330,7 +330,7 @@ def test_a_search_measures_few_layers_alone_however_many_there_are() -> None:
         made.append(host)
         return quantise(graph, without(_nodes(graph), host), known)
 
-    mixed(graph, drawn, lambda host: (Network(graph, (), known, {}, drawn(host)), ()), samples)
+    mixed(graph, drawn, lambda host: (TrialNetwork(graph, (), known, {}, drawn(host)), ()), samples)
     assert len([host for host in made if len(host) == 1]) >= MOST_MEASURED
     assert len(made) <= 4 + 2 * MOST_MEASURED
 

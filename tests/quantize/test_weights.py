@@ -18,7 +18,7 @@ from npuc.quantize.improvement import balance
 from npuc.quantize.improvement.balance import balanced, chosen, rounded, without_data
 from npuc.quantize.improvement.borders import bordered
 from npuc.quantize.improvement.levels import LEVELS
-from npuc.quantize.improvement.search import Network
+from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.improvement.splitting import split
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
@@ -246,11 +246,13 @@ def convolution(group: int) -> Graph:
     return network((1, 16, 8, 8), "y", node("Conv", "x w b", "y", group=group), w=w, b=weights(16, 1)[:, 0])
 
 
-def drawn(graph: Graph, steps: Steps) -> Network:
+def drawn(graph: Graph, steps: Steps) -> TrialNetwork:
     """The integer network of a convolution with given steps of its input, with weights rounded to the nearest."""
     nodes = tuple(graph.nodes)
     known = {name: uniform(4.0) for name in ("x", "y")}
-    return Network(graph, nodes, known, {}, quantise(graph, nodes, known, given={"x": steps, "y": Steps(2**-9)}))
+    return TrialNetwork(
+        graph, nodes, known, {}, quantise(graph, nodes, known, given={"x": steps, "y": Steps(2**-9)})
+    )
 
 
 @pytest.mark.parametrize("group", [1, 16])
@@ -275,7 +277,7 @@ def test_balanced_weights_keep_the_sums_of_inputs_with_a_mean(group: int, steps:
 def test_what_is_no_convolution_with_weights_stays() -> None:
     pool: Node = node("GlobalAveragePool", "x", "y")
     graph = network((1, 4, 5, 5), "y", pool)
-    plain = Network(graph, (pool,), {}, {}, quantise(graph, (pool,), {name: uniform(4.0) for name in "xy"}))
+    plain = TrialNetwork(graph, (pool,), {}, {}, quantise(graph, (pool,), {name: uniform(4.0) for name in "xy"}))
     made = balanced(plain).quantised.graph
     assert all(
         np.array_equal(value, made.constants[name]) for name, value in plain.quantised.graph.constants.items()
@@ -301,7 +303,7 @@ def white(random: np.random.Generator) -> Array:
     return (random.integers(-100, 101, (1, 16, 8, 8)) / 64).astype(np.float32)
 
 
-def noise(graph: Graph, found: Network, inputs: list[Array]) -> float:
+def noise(graph: Graph, found: TrialNetwork, inputs: list[Array]) -> float:
     """The squared error of results that do not saturate, by the interpreter."""
     pairs = [[run(each, {"x": x})["y"] for each in (graph, found.quantised.graph)] for x in inputs]
     return sum(float(np.square(a - b)[np.abs(a) < 0.24].mean()) for a, b in pairs)
@@ -337,13 +339,13 @@ def test_noise_over_the_whole_range_of_8_bit_inputs_chooses_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, dtype: str, level: str, count: int, synthetic: bool, judged: bool
 ) -> None:
     graph = build("inputs", [node("Identity", "x", "y")], {"x": TensorType((1, 4), dtype)}, ["y"], {})
-    plain = Network(graph, (), {}, {})
-    by_noise, all_balanced = Network(graph, (), {}, {}), Network(graph, (), {}, {})
+    plain = TrialNetwork(graph, (), {}, {})
+    by_noise, all_balanced = TrialNetwork(graph, (), {}, {}), TrialNetwork(graph, (), {}, {})
 
-    def chosen_of(_network: Network, _samples: Samples) -> Network:
+    def chosen_of(_network: TrialNetwork, _samples: Samples) -> TrialNetwork:
         return by_noise
 
-    def balanced_of(_network: Network) -> Network:
+    def balanced_of(_network: TrialNetwork) -> TrialNetwork:
         return all_balanced
 
     monkeypatch.setattr(balance, "chosen", chosen_of)

@@ -9,24 +9,24 @@ from random import Random
 import pytest
 
 from npuc.regions import partition
-from npuc.regions.partition import Block, Network, Part
+from npuc.regions.partition import Part, PartitionGraph, PartitionNode
 
 PHASES = 4
 
 
-def drawn(seed: int, count: int) -> Network:
+def drawn(seed: int, count: int) -> PartitionGraph:
     """Blocks that read earlier results; some only the host runs."""
-    random, blocks = Random(seed), list[Block]()
+    random, blocks = Random(seed), list[PartitionNode]()
     for at in range(count):
         known = ["in", *(f"t{each}" for each in range(at))]
         reads = dict.fromkeys(random.choice(known) for _ in range(random.choice((1, 1, 2))))
         npu, work = random.random() < 0.6, random.choice((0, 0, 10, 100))
-        blocks.append(Block(f"b{at}", tuple(reads), (f"t{at}",), work, npu))
+        blocks.append(PartitionNode(f"b{at}", tuple(reads), (f"t{at}",), work, npu))
     sizes = {f"t{at}": random.choice((10, 100)) for at in range(count)} | {"in": 50}
-    return Network(tuple(blocks), sizes, frozenset({f"t{count - 1}"}))
+    return PartitionGraph(tuple(blocks), sizes, frozenset({f"t{count - 1}"}))
 
 
-def part_cost(network: Network, place: Mapping[str, tuple[int, bool]]) -> tuple[int, int, int]:
+def part_cost(network: PartitionGraph, place: Mapping[str, tuple[int, bool]]) -> tuple[int, int, int]:
     """MACs on the host, crossings and bytes, as the page defines them. place: part of a block, and whether NPU."""
     work = sum(block.macs for block in network.blocks if not place[block.name][1])
     crossings = moved = 0
@@ -39,7 +39,7 @@ def part_cost(network: Network, place: Mapping[str, tuple[int, bool]]) -> tuple[
     return work, crossings, moved
 
 
-def places(network: Network) -> Iterator[dict[str, tuple[int, bool]]]:
+def places(network: PartitionGraph) -> Iterator[dict[str, tuple[int, bool]]]:
     """All assignments to parts that follow one another, the NPU's even."""
     for phases in product(range(PHASES), repeat=len(network.blocks)):
         place = {each.name: (at, at % 2 == 0) for each, at in zip(network.blocks, phases, strict=True)}
@@ -62,14 +62,14 @@ def test_a_small_graph_has_the_least_cost_of_all_assignments(seed: int) -> None:
 
 
 def test_branches_without_work_are_not_all_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = tuple(Block(f"b{at}", ("in",), (f"t{at}",), 0, at != 1) for at in range(6))
+    blocks = tuple(PartitionNode(f"b{at}", ("in",), (f"t{at}",), 0, at != 1) for at in range(6))
     sizes = {"in": 10, **{f"t{at}": 10 for at in range(6)}}
-    tried, cost = list[Sequence[int]](), Network.cost
+    tried, cost = list[Sequence[int]](), PartitionGraph.cost
 
-    def counted(network: Network, phases: Sequence[int]) -> partition.Cost:
+    def counted(network: PartitionGraph, phases: Sequence[int]) -> partition.PartitionCost:
         tried.append(phases)
         return cost(network, phases)
 
-    monkeypatch.setattr(Network, "cost", counted)
-    parts = partition.partition(Network(blocks, sizes, frozenset(f"t{at}" for at in range(6))))
+    monkeypatch.setattr(PartitionGraph, "cost", counted)
+    parts = partition.partition(PartitionGraph(blocks, sizes, frozenset(f"t{at}" for at in range(6))))
     assert not any(part.on_npu for part in parts) and len(tried) < 3000

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from npuc.storage import mapped
-from npuc.storage.mapped import HEAVY, Growing, Place, append, copied, kept, linked, place_of, release, trim
+from npuc.storage.mapped import HEAVY, FilePlace, Growing, append, copied, kept, linked, place_of, release, trim
 from npuc.storage.pieces import Pieces
 
 VALUES = np.linspace(-7, 3, HEAVY, dtype=np.float32).reshape(4, 8, -1)
 
 
-def in_place(place: Place, count: int) -> bytes:
+def in_place(place: FilePlace, count: int) -> bytes:
     """Bytes at a place of a file."""
     with place.file.open("rb") as file:
         file.seek(place.offset)

@@ -9,7 +9,7 @@ from npuc import compile as compiled
 from npuc.running import program_inputs
 from npuc.samples.loading import varied
 from npuc.target import target
-from npuc.verification.bits import Bits
+from npuc.verification.bits import BitDifferences
 from tests.onnx_models import parse
 
 QUANTISED = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,3,3] x) => (float[1,64] y)
@@ -36,7 +36,7 @@ def test_a_softmax_of_the_host_has_the_room_of_its_own_accuracy(name: str, off: 
     w[32:], b[32:] = random.uniform(-0.1, 0.1, (32, 4, 1, 1)), -12  # half of the results are next to nothing
     model = parse(QUANTISED, w=w, b=b)
     program = compiled(model, target=name)
-    bits = Bits(program.program, target(name))
+    bits = BitDifferences(program.program, target(name))
     for feed in varied(program_inputs(program.program)).feeds():
         seen: dict[str, np.ndarray] = {}
         outputs = program.runner({key: each[None] for key, each in feed.items()}, seen.__setitem__)

@@ -14,7 +14,7 @@ from onnx import parser
 import npuc
 from npuc.verification.jumps import jumping
 from npuc.verification.metrics import Difference
-from npuc.verification.original import Form
+from npuc.verification.original import JudgedModel
 from tests.onnx_models import parse
 
 THRESHOLD = """<ir_version: 8, opset_import: ["": 17]> g (float[1,64] x) => (float[1,64] y)
@@ -46,7 +46,7 @@ def test_an_element_jumps_if_rounding_decides_it_and_by_no_more_than_that(
     text: str, at: float, moved: float, precision: str, jumps: bool, tmp_path: Path
 ) -> None:
     onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
-    form, x = Form(tmp_path / "m.onnx", tmp_path), FAR.copy()
+    form, x = JudgedModel(tmp_path / "m.onnx", tmp_path), FAR.copy()
     x[0, 7] = at
     wanted = form.run({"x": x})
     found = {"y": wanted["y"].copy()}
@@ -65,7 +65,7 @@ def test_rows_jump_if_rounding_decides_how_many_there_are(score: float, jumps: i
     }"""
     onnx.save(parse(text, one=np.array(1)), tmp_path / "m.onnx")
     feed = {"x": np.array([[0.9, score, 0.1, 0.8]], np.float32)}
-    form = Form(tmp_path / "m.onnx", tmp_path)
+    form = JudgedModel(tmp_path / "m.onnx", tmp_path)
     wanted = form.run(feed)
     assert wanted["y"].shape == (1, 3)
     found = {"y": wanted["y"] + np.array([[0, 0.125, 0.25]], np.float32)}

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer, same
 
 
-def _clip(node: OnnxNode, to: Builder) -> None:
+def _clip(node: OnnxNode, to: NodeBuilder) -> None:
     """Bounds are attributes before opset 11 and inputs since; computed ones become Max and Min."""
     if node.opset < 11:
         to.emit(node, "Clip", node.inputs, min=node.attrs["min"], max=node.attrs["max"])
@@ -26,14 +26,14 @@ def _clip(node: OnnxNode, to: Builder) -> None:
         x = to.emit(node, "Max" if index == 1 else "Min", (x, node.inputs[index]), last)
 
 
-def _selu(node: OnnxNode, to: Builder) -> None:
+def _selu(node: OnnxNode, to: NodeBuilder) -> None:
     """gamma * Elu(x, alpha)."""
     inner = to.emit(node, "Elu", node.inputs, (), alpha=node.attrs["alpha"])
     gamma = to.constant(node, "gamma", np.float32(node.attrs["gamma"]))
     to.emit(node, "Mul", (inner, gamma))
 
 
-def _celu(node: OnnxNode, to: Builder) -> None:
+def _celu(node: OnnxNode, to: NodeBuilder) -> None:
     """alpha * Elu(x / alpha, 1), which needs a positive alpha."""
     alpha = node.attrs["alpha"]
     if not alpha > 0:
@@ -43,11 +43,11 @@ def _celu(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Mul", (inner, to.constant(node, "alpha", np.float32(alpha))))
 
 
-def _identity(node: OnnxNode, to: Builder) -> None:
+def _identity(node: OnnxNode, to: NodeBuilder) -> None:
     to.alias(node, node.inputs[0])
 
 
-def _dropout(node: OnnxNode, to: Builder) -> None:
+def _dropout(node: OnnxNode, to: NodeBuilder) -> None:
     """The input itself; refused in training mode with a ratio other than 0, and if the mask is read."""
     trains = node.given(2) and to.value(node, 2).any()
     if trains and (not node.given(1) or to.scalar(node, 1) != 0):

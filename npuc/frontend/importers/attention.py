@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.finite import is_chosen, is_finite
 from npuc.frontend.importers.importer import Importer
 from npuc.frozen import frozen
@@ -32,7 +32,7 @@ class _Extents:
     value: int
 
 
-def _attention(node: OnnxNode, to: Builder) -> None:
+def _attention(node: OnnxNode, to: NodeBuilder) -> None:
     """softmax(scale * Q K^T + mask) V; heads that share keys are further rows of their products."""
     _expect_known(node, to)
     flat = len(to.shape(node.inputs[0])) == 3
@@ -61,7 +61,7 @@ def _attention(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Reshape", (turned,), shape=(batch, queries, heads * of.value))
 
 
-def _expect_known(node: OnnxNode, to: Builder) -> None:
+def _expect_known(node: OnnxNode, to: NodeBuilder) -> None:
     """Raises UnsupportedOperator for a cache of earlier keys, lengths of samples, and a limit of the scores."""
     if any(node.given(at) for at in (*PAST, LENGTHS)):
         raise node.unsupported("earlier keys and values, or lengths, are inputs", REMEDY, limit="Q, K, V, a mask")
@@ -73,7 +73,7 @@ def _expect_known(node: OnnxNode, to: Builder) -> None:
         raise node.bad(f"shapes {[list(to.shape(name)) for name in node.inputs[:3]]}", limit="three or four axes")
 
 
-def _heads(node: OnnxNode, to: Builder, at: int) -> str:
+def _heads(node: OnnxNode, to: NodeBuilder, at: int) -> str:
     """Q, K or V as (batch, heads, positions, elements)."""
     name = node.inputs[at]
     shape = to.shape(name)
@@ -86,7 +86,7 @@ def _heads(node: OnnxNode, to: Builder, at: int) -> str:
     return to.emit(node, "Transpose", (apart,), (), perm=(0, 2, 1, 3))
 
 
-def _masked(node: OnnxNode, to: Builder, scores: str, of: _Extents) -> tuple[str, str]:
+def _masked(node: OnnxNode, to: NodeBuilder, scores: str, of: _Extents) -> tuple[str, str]:
     """The scores plus the masks, where -inf removes a key; and 0 for queries without any key, 1 for others, or "".
 
     Raises UnsupportedOperator for a constant mask that leaves a query no key: its result is 0, where a Softmax
@@ -115,7 +115,7 @@ def _masked(node: OnnxNode, to: Builder, scores: str, of: _Extents) -> tuple[str
     return (to.emit(node, "Add", (scores, to.constant(node, "mask", mask)), ()) if mask.any() else scores), ""
 
 
-def prepared(proto: NodeProto, to: Builder) -> list[NodeProto]:
+def prepared(proto: NodeProto, to: NodeBuilder) -> list[NodeProto]:
     """Nodes that prepare a computed mask of booleans, recorded in `to.masks`; none if there is no such mask.
 
     They give 0 or the least number for every key, and 1 or 0 for each query: whether it has any key.

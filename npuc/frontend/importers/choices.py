@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.finite import is_finite
 from npuc.frontend.importers.importer import Importer, broadcast
 from npuc.ir import Array
@@ -16,7 +16,7 @@ ABSORBING = 2.0**127
 """In float32, a sum with a constant of this magnitude is the constant."""
 
 
-def _is_nan(node: OnnxNode, to: Builder) -> None:
+def _is_nan(node: OnnxNode, to: NodeBuilder) -> None:
     """False everywhere, if x is finite whenever the inputs are. Raises UnsupportedOperator otherwise."""
     x = node.inputs[0]
     if not is_finite(to, x):
@@ -24,7 +24,7 @@ def _is_nan(node: OnnxNode, to: Builder) -> None:
     to.add_constant(node.outputs[0], np.broadcast_to(np.False_, to.shape(x)))
 
 
-def _where(node: OnnxNode, to: Builder) -> None:
+def _where(node: OnnxNode, to: NodeBuilder) -> None:
     """One of two tensors, or for each element the sum of both, one of them times 0.
 
     Raises UnsupportedOperator for a computed condition, and for an operand that may be infinite or NaN.
@@ -48,18 +48,18 @@ def _where(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Add", parts)
 
 
-def _copied(node: OnnxNode, to: Builder, x: str, shape: tuple[int, ...]) -> None:
+def _copied(node: OnnxNode, to: NodeBuilder, x: str, shape: tuple[int, ...]) -> None:
     if to.shape(x) == shape:
         to.alias(node, x)
     else:
         to.emit(node, "Expand", (x,), shape=shape)
 
 
-def _is_safe(to: Builder, name: str) -> bool:
+def _is_safe(to: NodeBuilder, name: str) -> bool:
     return name in to.constants or is_finite(to, name)
 
 
-def _part(node: OnnxNode, to: Builder, x: str, kept: Array, other: str) -> str:
+def _part(node: OnnxNode, to: NodeBuilder, x: str, kept: Array, other: str) -> str:
     """x where it is kept, 0 elsewhere; x itself, if the sum with the other absorbs it there."""
     if x in to.constants:
         return to.constant(node, "part", np.where(kept, to.constants[x], np.float32(0)))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer
 from npuc.frozen import frozen
 
@@ -21,7 +21,7 @@ class _Term:
     labels: str
 
 
-def _einsum(node: OnnxNode, to: Builder) -> None:
+def _einsum(node: OnnxNode, to: NodeBuilder) -> None:
     """The first operand's own labels become rows, the second's columns, those of both that stay matrices."""
     terms, result = _terms(node, to)
     everywhere = [*(each.labels for each in terms), result]
@@ -30,7 +30,7 @@ def _einsum(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Transpose", (found.name,), perm=_places(found.labels, result))
 
 
-def _terms(node: OnnxNode, to: Builder) -> tuple[list[_Term], str]:
+def _terms(node: OnnxNode, to: NodeBuilder) -> tuple[list[_Term], str]:
     """The operands and the labels of the result.
 
     Raises UnsupportedOperator for three operands, an ellipsis, a diagonal, or broadcasting; ModelError for an
@@ -57,7 +57,7 @@ def _terms(node: OnnxNode, to: Builder) -> tuple[list[_Term], str]:
     return terms, result
 
 
-def _summed(node: OnnxNode, to: Builder, term: _Term, everywhere: Iterable[str]) -> _Term:
+def _summed(node: OnnxNode, to: NodeBuilder, term: _Term, everywhere: Iterable[str]) -> _Term:
     """The operand, summed over the axes that only it has."""
     alone = [label for label in term.labels if sum(label in each for each in everywhere) == 1]
     if not alone:
@@ -67,7 +67,7 @@ def _summed(node: OnnxNode, to: Builder, term: _Term, everywhere: Iterable[str])
     return _Term(name, "".join(label for label in term.labels if label not in alone))
 
 
-def _combined(node: OnnxNode, to: Builder, x: _Term, y: _Term, result: str) -> _Term:
+def _combined(node: OnnxNode, to: NodeBuilder, x: _Term, y: _Term, result: str) -> _Term:
     if x.name in to.constants:
         x, y = y, x
     shared = [label for label in x.labels if label in y.labels]
@@ -89,7 +89,7 @@ def _combined(node: OnnxNode, to: Builder, x: _Term, y: _Term, result: str) -> _
     return _Term(whole, batch + rows + columns)
 
 
-def _multiplied(node: OnnxNode, to: Builder, x: _Term, y: _Term) -> _Term:
+def _multiplied(node: OnnxNode, to: NodeBuilder, x: _Term, y: _Term) -> _Term:
     """The elementwise product, without sums: each operand has an axis of 1 for the other's own labels."""
     own = [label for label in y.labels if label not in x.labels]
     labels = x.labels + "".join(own)
@@ -101,7 +101,7 @@ def _multiplied(node: OnnxNode, to: Builder, x: _Term, y: _Term) -> _Term:
     return _Term(to.emit(node, "Mul", tuple(spread), ()), labels)
 
 
-def _ordered(node: OnnxNode, to: Builder, term: _Term, labels: str) -> _Term:
+def _ordered(node: OnnxNode, to: NodeBuilder, term: _Term, labels: str) -> _Term:
     """The operand with its axes in this order."""
     name = to.emit(node, "Transpose", (term.name,), (), perm=_places(term.labels, labels))
     return replace(term, name=name, labels=labels)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer, same
 
 
-def _chain(node: OnnxNode, to: Builder, op: str, outputs: tuple[str, ...] | None) -> str:
+def _chain(node: OnnxNode, to: NodeBuilder, op: str, outputs: tuple[str, ...] | None) -> str:
     """x0 op x1 op x2 ...; the last node writes `outputs` as in Builder.emit."""
     x, *others = node.inputs
     for index, each in enumerate(others):
@@ -19,7 +19,7 @@ def _chain(node: OnnxNode, to: Builder, op: str, outputs: tuple[str, ...] | None
 def _many(op: str) -> Importer:
     """Importer of an operator that takes any number of inputs."""
 
-    def importer(node: OnnxNode, to: Builder) -> None:
+    def importer(node: OnnxNode, to: NodeBuilder) -> None:
         if len(node.inputs) == 1:
             to.alias(node, node.inputs[0])
         else:
@@ -28,7 +28,7 @@ def _many(op: str) -> Importer:
     return importer
 
 
-def _mean(node: OnnxNode, to: Builder) -> None:
+def _mean(node: OnnxNode, to: NodeBuilder) -> None:
     """The sum times 1 / n."""
     if len(node.inputs) == 1:
         to.alias(node, node.inputs[0])
@@ -37,7 +37,7 @@ def _mean(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Mul", (total, to.constant(node, "share", np.float32(1 / len(node.inputs)))))
 
 
-def _div(node: OnnxNode, to: Builder) -> None:
+def _div(node: OnnxNode, to: NodeBuilder) -> None:
     divisor = to.constants.get(node.inputs[1])
     if divisor is not None and divisor.dtype.kind in "iu" and not divisor.all():
         raise node.undefined("integers are divided by 0", node.inputs[1], "divisors other than 0")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.fusions import ACTIVATIONS
 from npuc.frontend.importers import activation, elementwise, linear, movement, normalisation, windows
 from npuc.frontend.importers.importer import Importer
@@ -30,7 +30,7 @@ FORMS: dict[str, Importer] = {
 
 
 def _step(
-    node: OnnxNode, to: Builder, op: str, inputs: Sequence[str], output: str | None = None, **given: Any
+    node: OnnxNode, to: NodeBuilder, op: str, inputs: Sequence[str], output: str | None = None, **given: Any
 ) -> str:
     """Imports an ONNX node that is a part of this one; returns its output: a new tensor unless it is named."""
     found = signature(op, OPSET)
@@ -47,23 +47,23 @@ def _optional(node: OnnxNode, index: int) -> str:
     return node.inputs[index] if node.given(index) else ""
 
 
-def _bias_gelu(node: OnnxNode, to: Builder) -> None:
+def _bias_gelu(node: OnnxNode, to: NodeBuilder) -> None:
     """Gelu of the input, and of its sum with a bias if there is one."""
     x = _step(node, to, "Add", node.inputs) if node.given(1) else node.inputs[0]
     _step(node, to, "Gelu", (x,), node.outputs[0], approximate="tanh" if node.op == "FastGelu" else "none")
 
 
-def _quick_gelu(node: OnnxNode, to: Builder) -> None:
+def _quick_gelu(node: OnnxNode, to: NodeBuilder) -> None:
     """x * Sigmoid(alpha * x)."""
     to.emit(node, "Swish", node.inputs, alpha=node.attrs["alpha"])
 
 
-def _simplified(node: OnnxNode, to: Builder) -> None:
+def _simplified(node: OnnxNode, to: NodeBuilder) -> None:
     given = {key: node.attrs[key] for key in ("axis", "epsilon")}
     _step(node, to, "RMSNormalization", node.inputs, node.outputs[0], **given)
 
 
-def _skip_normalization(node: OnnxNode, to: Builder) -> None:
+def _skip_normalization(node: OnnxNode, to: NodeBuilder) -> None:
     """Sum of input, skip and bias, which may be an output too, then a normalisation of the last axis."""
     simple = node.op == "SkipSimplifiedLayerNormalization"
     bias = _optional(node, 3 if simple else 4)
@@ -74,12 +74,12 @@ def _skip_normalization(node: OnnxNode, to: Builder) -> None:
     _normalised(node, to, total, (node.inputs[2], "" if simple else _optional(node, 3)), simple=simple)
 
 
-def _normalised(node: OnnxNode, to: Builder, x: str, weights: Sequence[str], *, simple: bool = False) -> None:
+def _normalised(node: OnnxNode, to: NodeBuilder, x: str, weights: Sequence[str], *, simple: bool = False) -> None:
     op, inputs = ("RMSNormalization", weights[:1]) if simple else ("LayerNormalization", weights)
     _step(node, to, op, (x, *inputs), node.outputs[0], axis=-1, epsilon=node.attrs["epsilon"])
 
 
-def _embed_normalization(node: OnnxNode, to: Builder) -> None:
+def _embed_normalization(node: OnnxNode, to: NodeBuilder) -> None:
     """Sum of the embeddings of words, positions and segments, then a normalisation of the last axis."""
     words, segments, word, position, segment, gamma, beta, *_ = (*node.inputs, "", "")
     steps = np.arange(to.shape(words)[1])[None]
@@ -92,7 +92,7 @@ def _embed_normalization(node: OnnxNode, to: Builder) -> None:
     _normalised(node, to, total, (gamma, beta))
 
 
-def _fused_conv(node: OnnxNode, to: Builder) -> None:
+def _fused_conv(node: OnnxNode, to: NodeBuilder) -> None:
     """A convolution, a sum with another tensor, and a Clip; the last two are optional."""
     x, w, bias, other = (_optional(node, at) for at in range(4))
     given = {key: each for key, each in node.attrs.items() if not key.startswith("activation")}
@@ -108,13 +108,13 @@ def _fused_conv(node: OnnxNode, to: Builder) -> None:
         to.emit(node, "Clip", (found,), min=float(limits[0]), max=float(limits[1]))
 
 
-def _unknown(node: OnnxNode, _: Builder) -> None:
+def _unknown(node: OnnxNode, _: NodeBuilder) -> None:
     """Refuses an activation that npuc.frontend.fusions leaves in its node."""
     limit, op = ", ".join((*ACTIVATIONS, "Clip")), node.attrs["activation"]
     raise node.unsupported(f"the activation {op!r}", "write it as a node", limit=limit)
 
 
-def _fused_matmul(node: OnnxNode, to: Builder) -> None:
+def _fused_matmul(node: OnnxNode, to: NodeBuilder) -> None:
     """alpha times a product of matrices, whose axes may come in another order."""
     operands = [_ordered(node, to, at) for at in range(2)]
     alpha = node.attrs["alpha"]
@@ -123,7 +123,7 @@ def _fused_matmul(node: OnnxNode, to: Builder) -> None:
         _step(node, to, "Mul", (found, to.constant(node, "alpha", np.float32(alpha))), node.outputs[0])
 
 
-def _ordered(node: OnnxNode, to: Builder, at: int) -> str:
+def _ordered(node: OnnxNode, to: NodeBuilder, at: int) -> str:
     """An operand with batches first: transBatch has the first axis behind them, trans swaps the last two."""
     name = node.inputs[at]
     rank, letter = len(to.shape(name)), "AB"[at]
@@ -139,7 +139,7 @@ def _ordered(node: OnnxNode, to: Builder, at: int) -> str:
     return name if perm == sorted(perm) else _step(node, to, "Transpose", (name,), perm=tuple(perm))
 
 
-def _matmul_nbits(node: OnnxNode, to: Builder) -> None:
+def _matmul_nbits(node: OnnxNode, to: NodeBuilder) -> None:
     """A product with weights of 2, 4 or 8 bits, in blocks along K with scales and zero points of their own."""
     bits, block, kernels, depth = (node.attrs[key] for key in ("bits", "block_size", "N", "K"))
     if node.given(4):
@@ -174,7 +174,7 @@ def _unpacked(values: Array, bits: int) -> Array:
     return (values[..., None] >> shifts & (1 << bits) - 1).reshape(*values.shape[:-1], -1)
 
 
-def _rotary(node: OnnxNode, to: Builder) -> None:
+def _rotary(node: OnnxNode, to: NodeBuilder) -> None:
     """Pairs of a head's elements turned by the angles of their position; the rest of the head stays."""
     x, shape = node.inputs[0], to.shape(node.inputs[0])
     fused = "scale" in node.attrs
@@ -228,7 +228,7 @@ def _rotary(node: OnnxNode, to: Builder) -> None:
         to.alias(node, found)
 
 
-def _reshaped(node: OnnxNode, to: Builder, x: str, shape: tuple[int, ...]) -> str:
+def _reshaped(node: OnnxNode, to: NodeBuilder, x: str, shape: tuple[int, ...]) -> str:
     return to.emit(node, "Reshape", (x,), (), shape=shape)
 
 

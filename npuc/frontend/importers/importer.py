@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 
-Importer = Callable[[OnnxNode, Builder], None]
+Importer = Callable[[OnnxNode, NodeBuilder], None]
 
 
 def broadcast(node: OnnxNode, *shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -23,7 +23,7 @@ def broadcast(node: OnnxNode, *shapes: tuple[int, ...]) -> tuple[int, ...]:
 def same(*keys: str) -> Importer:
     """An importer for an operator that is already canonical, with its inputs and these attributes."""
 
-    def importer(node: OnnxNode, to: Builder) -> None:
+    def importer(node: OnnxNode, to: NodeBuilder) -> None:
         to.emit(node, node.op, node.inputs, **{key: node.attrs[key] for key in keys})
 
     return importer

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers import activation, elementwise, linear, movement, reduction, windows
 from npuc.frontend.importers.importer import Importer
 from npuc.frontend.importers.quantisation import convert
@@ -27,7 +27,7 @@ FLOAT: dict[str, Importer] = {
 }
 
 
-def _float(node: OnnxNode, to: Builder, inputs: Sequence[int], axis: int | None = None) -> str:
+def _float(node: OnnxNode, to: NodeBuilder, inputs: Sequence[int], axis: int | None = None) -> str:
     """The dequantised operand; `inputs`: positions of its integers, scale and zero point.
 
     axis: along which it may have several scales; None: it has one.
@@ -41,14 +41,14 @@ def _float(node: OnnxNode, to: Builder, inputs: Sequence[int], axis: int | None 
     return output
 
 
-def _expect_one(node: OnnxNode, to: Builder, scale: str) -> None:
+def _expect_one(node: OnnxNode, to: NodeBuilder, scale: str) -> None:
     count = to.types[scale].size
     if count != 1:
         reason, remedy = f"{scale!r} has {count} scales", "quantise activations per tensor"
         raise node.unsupported(reason, remedy, limit="one scale for activations")
 
 
-def _compute(node: OnnxNode, to: Builder, op: str, inputs: Sequence[str], scale: int) -> None:
+def _compute(node: OnnxNode, to: NodeBuilder, op: str, inputs: Sequence[str], scale: int) -> None:
     """Emits the float operator, and quantises its result; the zero point follows the scale's position."""
     if node.attrs.get("channels_last"):
         raise node.unsupported("its channels are last", "export the model with channels first")
@@ -63,18 +63,18 @@ def _compute(node: OnnxNode, to: Builder, op: str, inputs: Sequence[str], scale:
 def _unary(op: str) -> Importer:
     """x, its scale and zero point, those of the result."""
 
-    def importer(node: OnnxNode, to: Builder) -> None:
+    def importer(node: OnnxNode, to: NodeBuilder) -> None:
         _compute(node, to, op, [_float(node, to, (0, 1, 2))], 3)
 
     return importer
 
 
-def _softmax(node: OnnxNode, to: Builder) -> None:
+def _softmax(node: OnnxNode, to: NodeBuilder) -> None:
     """Its attribute tells which opset's Softmax it is."""
     _unary("Softmax")(replace(node, opset=node.attrs["opset"]), to)
 
 
-def _average_pool(node: OnnxNode, to: Builder) -> None:
+def _average_pool(node: OnnxNode, to: NodeBuilder) -> None:
     if node.attrs["ceil_mode"] and node.attrs["count_include_pad"]:
         # unlike AveragePool, it also counts what lies behind the pads
         remedy = "use AveragePool between DequantizeLinear and QuantizeLinear"
@@ -85,7 +85,7 @@ def _average_pool(node: OnnxNode, to: Builder) -> None:
 def _binary(op: str) -> Importer:
     """Two operands, each with scale and zero point, then those of the result."""
 
-    def importer(node: OnnxNode, to: Builder) -> None:
+    def importer(node: OnnxNode, to: NodeBuilder) -> None:
         rank = len(to.shape(node.inputs[3]))
         operands = [_float(node, to, (0, 1, 2)), _float(node, to, (3, 4, 5), max(rank - 1, 0))]
         _compute(node, to, op, operands, 6)
@@ -93,7 +93,7 @@ def _binary(op: str) -> Importer:
     return importer
 
 
-def _bias(node: OnnxNode, to: Builder, at: int, axis: int) -> list[str]:
+def _bias(node: OnnxNode, to: NodeBuilder, at: int, axis: int) -> list[str]:
     """The int32 bias in units of the scales of the operands' product, if there is one."""
     if not node.given(at):
         return []
@@ -107,12 +107,12 @@ def _bias(node: OnnxNode, to: Builder, at: int, axis: int) -> list[str]:
     return [output]
 
 
-def _conv(node: OnnxNode, to: Builder) -> None:
+def _conv(node: OnnxNode, to: NodeBuilder) -> None:
     operands = [_float(node, to, (0, 1, 2)), _float(node, to, (3, 4, 5), 0)]
     _compute(node, to, "Conv", [*operands, *_bias(node, to, 8, 0)], 6)
 
 
-def _gemm(node: OnnxNode, to: Builder) -> None:
+def _gemm(node: OnnxNode, to: NodeBuilder) -> None:
     """Without a scale for the result it stays float."""
     columns = 0 if node.attrs["transB"] else 1
     operands = [_float(node, to, (0, 1, 2)), _float(node, to, (3, 4, 5), columns)]
@@ -123,7 +123,7 @@ def _gemm(node: OnnxNode, to: Builder) -> None:
         FLOAT["Gemm"](replace(node, op="Gemm", inputs=tuple(operands)), to)
 
 
-def _concat(node: OnnxNode, to: Builder) -> None:
+def _concat(node: OnnxNode, to: NodeBuilder) -> None:
     """Scale and zero point of the result, then three inputs per operand."""
     if len(node.inputs) % 3 != 2:
         raise node.bad(f"the node has {len(node.inputs)} inputs", limit="2, and 3 for each operand")
@@ -131,7 +131,7 @@ def _concat(node: OnnxNode, to: Builder) -> None:
     _compute(node, to, "Concat", operands, 0)
 
 
-def _unscaled(node: OnnxNode, to: Builder, at: int, given: float, axis: int) -> tuple[str, float]:
+def _unscaled(node: OnnxNode, to: NodeBuilder, at: int, given: float, axis: int) -> tuple[str, float]:
     """An operand of an integer product as float, and the scale that it was multiplied by.
 
     Its zero point is the second input behind it. given: the required scale; if QuantizeLinear computed the
@@ -154,7 +154,7 @@ def _unscaled(node: OnnxNode, to: Builder, at: int, given: float, axis: int) -> 
 def _integer(op: str, rows: int, columns: int) -> Importer:
     """A product of integers: x, w and their zero points. rows, columns: the axes along which these may vary."""
 
-    def importer(node: OnnxNode, to: Builder) -> None:
+    def importer(node: OnnxNode, to: NodeBuilder) -> None:
         x, factor = _unscaled(node, to, 0, 1.0, rows)
         w, _ = _unscaled(node, to, 1, 1 / factor, columns)
         product = to.fresh(f"{node.outputs[0]}/float")
@@ -164,7 +164,7 @@ def _integer(op: str, rows: int, columns: int) -> Importer:
     return importer
 
 
-def _dynamic(node: OnnxNode, _to: Builder) -> None:
+def _dynamic(node: OnnxNode, _to: NodeBuilder) -> None:
     """Raises UnsupportedOperator (E202): `dynamic` leaves only those whose integers or scale are needed."""
     remedy = "quantise with constant scales (QuantizeLinear)"
     reason, limit = "more than its products reads its scale or integers", "products that its scale multiplies"

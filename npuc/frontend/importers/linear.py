@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer
 from npuc.ops.attributes import AXIS
 
 
-def _is_weight(to: Builder, name: str) -> bool:
+def _is_weight(to: NodeBuilder, name: str) -> bool:
     """Whether the tensor is a constant matrix, or the DequantizeLinear of one."""
     producer = to.producers.get(name)
     dequantised = producer is not None and producer.op == "DequantizeLinear"
@@ -17,7 +17,7 @@ def _is_weight(to: Builder, name: str) -> bool:
     return len(to.shape(name)) == 2 and (name in to.constants or held)
 
 
-def _transposed(node: OnnxNode, to: Builder, name: str) -> str:
+def _transposed(node: OnnxNode, to: NodeBuilder, name: str) -> str:
     """The transposed weight: a new constant, or a new DequantizeLinear of one."""
     if name in to.constants:
         return to.constant(node, "weight", np.ascontiguousarray(to.constants[name].T))
@@ -27,7 +27,7 @@ def _transposed(node: OnnxNode, to: Builder, name: str) -> str:
     return to.emit(node, "DequantizeLinear", (turned, *scales), (), axis=1 - AXIS(dequantize))
 
 
-def _matmul(node: OnnxNode, to: Builder) -> None:
+def _matmul(node: OnnxNode, to: NodeBuilder) -> None:
     """A vector operand becomes a matrix of one row or column, which is removed again from the result."""
     shapes = [to.shape(name) for name in node.inputs]
     vectors = [place for place, shape in enumerate(shapes) if len(shape) == 1]
@@ -43,13 +43,13 @@ def _matmul(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Reshape", (product,), shape=tuple(map(int, shape)))
 
 
-def _product(node: OnnxNode, to: Builder, x: str, w: str, outputs: tuple[str, ...] | None = None) -> str:
+def _product(node: OnnxNode, to: NodeBuilder, x: str, w: str, outputs: tuple[str, ...] | None = None) -> str:
     if len(to.shape(x)) == 2 and x not in to.constants and _is_weight(to, w):
         return to.emit(node, "Gemm", (x, _transposed(node, to, w)), outputs)
     return to.emit(node, "MatMul", (x, w), outputs)
 
 
-def _gemm(node: OnnxNode, to: Builder) -> None:
+def _gemm(node: OnnxNode, to: NodeBuilder) -> None:
     """alpha * A * B + beta * C, each factor transposed if the attributes say so."""
     a, b = node.inputs[:2]
     if len(to.shape(a)) != 2 or len(to.shape(b)) != 2:
@@ -64,7 +64,7 @@ def _gemm(node: OnnxNode, to: Builder) -> None:
         _gemm_of_products(node, to, a, b)
 
 
-def _gemm_of_weight(node: OnnxNode, to: Builder, a: str, b: str) -> None:
+def _gemm_of_weight(node: OnnxNode, to: NodeBuilder, a: str, b: str) -> None:
     weight = b if node.attrs["transB"] else _transposed(node, to, b)
     if node.attrs["alpha"] != 1:
         value = to.constants[weight] * np.float32(node.attrs["alpha"])
@@ -80,7 +80,7 @@ def _gemm_of_weight(node: OnnxNode, to: Builder, a: str, b: str) -> None:
         _add_bias(node, to, to.emit(node, "Gemm", (a, weight), ()))
 
 
-def _bias(node: OnnxNode, to: Builder, columns: int) -> str:
+def _bias(node: OnnxNode, to: NodeBuilder, columns: int) -> str:
     """C as a vector with one element per column; "" if it differs from row to row or is computed."""
     name, beta = node.inputs[2], node.attrs["beta"]
     shape = to.shape(name)
@@ -92,7 +92,7 @@ def _bias(node: OnnxNode, to: Builder, columns: int) -> str:
     return to.constant(node, "bias", np.broadcast_to(value, (columns,)).copy())
 
 
-def _add_bias(node: OnnxNode, to: Builder, product: str) -> None:
+def _add_bias(node: OnnxNode, to: NodeBuilder, product: str) -> None:
     bias = node.inputs[2]
     if node.attrs["beta"] != 1:
         beta = to.constant(node, "beta", np.float32(node.attrs["beta"]))
@@ -103,7 +103,7 @@ def _add_bias(node: OnnxNode, to: Builder, product: str) -> None:
         raise node.bad(f"C of shape {list(to.shape(bias))} does not broadcast to {list(shape)}")
 
 
-def _gemm_of_products(node: OnnxNode, to: Builder, a: str, b: str) -> None:
+def _gemm_of_products(node: OnnxNode, to: NodeBuilder, a: str, b: str) -> None:
     if node.attrs["transB"]:
         b = to.emit(node, "Transpose", (b,), (), perm=(1, 0))
     biased = node.given(2) and node.attrs["beta"] != 0

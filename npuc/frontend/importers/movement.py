@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 
 from npuc.errors import ModelError
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer, broadcast
 from npuc.ir import Array
 from npuc.ops.attributes import TO
 
 
-def _reshape(node: OnnxNode, to: Builder) -> None:
+def _reshape(node: OnnxNode, to: NodeBuilder) -> None:
     """0 keeps the extent of the same axis (unless allowzero), and one -1 is computed from the rest."""
     shape, wanted = to.shape(node.inputs[0]), list(to.integers(node, 1))
     for axis, extent in enumerate(wanted):
@@ -30,7 +30,7 @@ def _reshape(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Reshape", node.inputs[:1], shape=tuple(wanted))
 
 
-def _flatten(node: OnnxNode, to: Builder) -> None:
+def _flatten(node: OnnxNode, to: NodeBuilder) -> None:
     shape, axis = to.shape(node.inputs[0]), node.attrs["axis"]
     if not -len(shape) <= axis <= len(shape):
         raise node.bad(f"axis {axis} of a tensor with {len(shape)} dimensions")
@@ -38,12 +38,12 @@ def _flatten(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Reshape", node.inputs, shape=(prod(shape[:axis]), prod(shape[axis:])))
 
 
-def _axes(node: OnnxNode, to: Builder) -> tuple[int, ...] | None:
+def _axes(node: OnnxNode, to: NodeBuilder) -> tuple[int, ...] | None:
     """The axes: an attribute, or an input since opset 13."""
     return to.integers(node, 1) if node.given(1) else node.attrs.get("axes")
 
 
-def _squeeze(node: OnnxNode, to: Builder) -> None:
+def _squeeze(node: OnnxNode, to: NodeBuilder) -> None:
     shape, given = to.shape(node.inputs[0]), _axes(node, to)
     ones = tuple(axis for axis, extent in enumerate(shape) if extent == 1)
     if given == () and ones:  # onnxruntime removes these, ONNX nothing
@@ -57,7 +57,7 @@ def _squeeze(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Reshape", node.inputs[:1], shape=kept)
 
 
-def _unsqueeze(node: OnnxNode, to: Builder) -> None:
+def _unsqueeze(node: OnnxNode, to: NodeBuilder) -> None:
     shape, given = to.shape(node.inputs[0]), _axes(node, to) or ()
     rank = len(shape) + len(given)
     axes, rest = node.axes(given, rank), iter(shape)
@@ -66,19 +66,19 @@ def _unsqueeze(node: OnnxNode, to: Builder) -> None:
     )
 
 
-def _transpose(node: OnnxNode, to: Builder) -> None:
+def _transpose(node: OnnxNode, to: NodeBuilder) -> None:
     rank = len(to.shape(node.inputs[0]))
     to.emit(node, "Transpose", node.inputs, perm=node.attrs.get("perm") or tuple(reversed(range(rank))))
 
 
-def _expand(node: OnnxNode, to: Builder) -> None:
+def _expand(node: OnnxNode, to: NodeBuilder) -> None:
     """Broadcasting is bidirectional; if nothing is repeated, it is a Reshape."""
     shape, wanted = to.shape(node.inputs[0]), to.integers(node, 1)
     result = broadcast(node, shape, wanted)
     to.emit(node, "Reshape" if prod(result) == prod(shape) else "Expand", node.inputs[:1], shape=result)
 
 
-def _tile(node: OnnxNode, to: Builder) -> None:
+def _tile(node: OnnxNode, to: NodeBuilder) -> None:
     """An axis of extent 1 is inserted before every axis and expanded, then each pair is merged."""
     shape, repeats = to.shape(node.inputs[0]), to.integers(node, 1)
     if len(repeats) != len(shape) or any(count < 0 for count in repeats):
@@ -89,7 +89,7 @@ def _tile(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Reshape", (repeated,), shape=tuple(count * extent for count, extent in pairs))
 
 
-def _concat(node: OnnxNode, to: Builder) -> None:
+def _concat(node: OnnxNode, to: NodeBuilder) -> None:
     axis = node.axis(node.attrs["axis"], len(to.shape(node.inputs[0])))
     if len(node.inputs) == 1:
         to.alias(node, node.inputs[0])
@@ -97,7 +97,7 @@ def _concat(node: OnnxNode, to: Builder) -> None:
         to.emit(node, "Concat", node.inputs, axis=axis)
 
 
-def _split(node: OnnxNode, to: Builder) -> None:
+def _split(node: OnnxNode, to: NodeBuilder) -> None:
     """Sizes from the attribute, the input (opset 13) or equal parts; the last part may be smaller."""
     shape, parts = to.shape(node.inputs[0]), len(node.outputs)
     axis = node.axis(node.attrs["axis"], len(shape))
@@ -113,7 +113,7 @@ def _split(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Split", node.inputs[:1], outputs, axis=axis, split=tuple(sizes))
 
 
-def _gather(node: OnnxNode, to: Builder) -> None:
+def _gather(node: OnnxNode, to: NodeBuilder) -> None:
     shape = to.shape(node.inputs[0])
     axis = node.axis(node.attrs["axis"], len(shape))
     indices = to.constants.get(node.inputs[1])
@@ -129,7 +129,7 @@ def _expect_indices(node: OnnxNode, indices: Array, extent: int) -> None:
         raise node.undefined(reason, node.inputs[1], limit)
 
 
-def _gather_elements(node: OnnxNode, to: Builder) -> None:
+def _gather_elements(node: OnnxNode, to: NodeBuilder) -> None:
     """Indices that vary only along the axis select slices, as in Gather; constants allow any indices."""
     x, shape, indices = node.inputs[0], to.shape(node.inputs[0]), to.value(node, 1)
     axis = node.axis(node.attrs["axis"], len(shape))
@@ -152,7 +152,7 @@ def _gather_elements(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Gather", (x, to.constant(node, "indices", line[:, 0])), axis=axis)
 
 
-def _gather_nd(node: OnnxNode, to: Builder) -> None:
+def _gather_nd(node: OnnxNode, to: NodeBuilder) -> None:
     """Constant indices along the first axes select slices of these as a single axis, as in Gather."""
     x, shape, indices = node.inputs[0], to.shape(node.inputs[0]), to.value(node, 1)
     if node.attrs.get("batch_dims"):
@@ -170,18 +170,18 @@ def _gather_nd(node: OnnxNode, to: Builder) -> None:
 OF_CONSTANTS = ("float16", "bfloat16", "float64")
 
 
-def _cast(node: OnnxNode, to: Builder) -> None:
+def _cast(node: OnnxNode, to: NodeBuilder) -> None:
     code = node.attrs["to"]
     if code not in onnx.helper.get_all_tensor_dtypes():
         raise node.bad(f"cast to the unknown element type {code}")
     _cast_to(node, to, str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))))
 
 
-def _cast_like(node: OnnxNode, to: Builder) -> None:
+def _cast_like(node: OnnxNode, to: NodeBuilder) -> None:
     _cast_to(node, to, to.types[node.inputs[1]].dtype)
 
 
-def _cast_to(node: OnnxNode, to: Builder, dtype: str) -> None:
+def _cast_to(node: OnnxNode, to: NodeBuilder, dtype: str) -> None:
     """Other types are for constants only: in numpy, but for those that saturate or are strings."""
     x = node.inputs[0]
     if to.types[x].dtype == dtype:
@@ -203,7 +203,7 @@ def _cast_to(node: OnnxNode, to: Builder, dtype: str) -> None:
         to.emit(node, "Cast", (x,), to=dtype)
 
 
-def _space_to_depth(node: OnnxNode, to: Builder) -> None:
+def _space_to_depth(node: OnnxNode, to: NodeBuilder) -> None:
     """Channels-last order within a block (mode CRD, opset 28) is expressed by Reshape and Transpose."""
     block, shape = node.attrs["blocksize"], to.shape(node.inputs[0])
     if node.attrs.get("mode", "DCR") == "DCR":
@@ -217,7 +217,7 @@ def _space_to_depth(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Reshape", (turned,), shape=(n, c * block * block, h, w))
 
 
-def _depth_to_space(node: OnnxNode, to: Builder) -> None:
+def _depth_to_space(node: OnnxNode, to: NodeBuilder) -> None:
     """The mode is an attribute since opset 11; before, it was DCR."""
     mode = node.attrs.get("mode", "DCR")
     to.emit(node, "DepthToSpace", node.inputs, blocksize=node.attrs["blocksize"], mode=mode)

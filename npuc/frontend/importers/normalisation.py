@@ -6,14 +6,14 @@ from math import prod
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer, broadcast, same
 
 TRAINING_MODE = 14
 """The opset that introduced the attribute."""
 
 
-def _batch_normalization(node: OnnxNode, to: Builder) -> None:
+def _batch_normalization(node: OnnxNode, to: NodeBuilder) -> None:
     """Inference only, statistics per channel. Before opset 14, more than one output means training."""
     if node.attrs.get("training_mode") or (node.opset < TRAINING_MODE and len(node.outputs) > 1):
         raise node.unsupported("training mode", "export the model in inference mode", limit="inference")
@@ -24,7 +24,7 @@ def _batch_normalization(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "BatchNormalization", node.inputs, epsilon=node.attrs["epsilon"])
 
 
-def _centred(node: OnnxNode, to: Builder, x: str, axes: tuple[int, ...]) -> str:
+def _centred(node: OnnxNode, to: NodeBuilder, x: str, axes: tuple[int, ...]) -> str:
     """x minus its mean, divided by the root of its variance plus epsilon."""
     mean = to.emit(node, "ReduceMean", (x,), (), axes=axes, keepdims=1)
     centred = to.emit(node, "Sub", (x, mean), ())
@@ -35,7 +35,7 @@ def _centred(node: OnnxNode, to: Builder, x: str, axes: tuple[int, ...]) -> str:
     return to.emit(node, "Div", (centred, deviation), ())
 
 
-def _layer_normalization(node: OnnxNode, to: Builder) -> None:
+def _layer_normalization(node: OnnxNode, to: NodeBuilder) -> None:
     """Normalised over all axes from `axis` on, then scaled and shifted element by element."""
     x, scale = node.inputs[:2]
     shape = to.shape(x)
@@ -50,7 +50,7 @@ def _layer_normalization(node: OnnxNode, to: Builder) -> None:
         to.emit(node, "Mul", (normal, scale))
 
 
-def _rms_normalization(node: OnnxNode, to: Builder) -> None:
+def _rms_normalization(node: OnnxNode, to: NodeBuilder) -> None:
     """Divided by the root mean square over all axes from `axis` on, then scaled element by element."""
     x, scale = node.inputs
     shape = to.shape(x)
@@ -64,7 +64,7 @@ def _rms_normalization(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Mul", (to.emit(node, "Div", (x, root), ()), scale))
 
 
-def _group_normalization(node: OnnxNode, to: Builder) -> None:
+def _group_normalization(node: OnnxNode, to: NodeBuilder) -> None:
     """Normalised per group of channels, then scaled and shifted per channel (before opset 21 per group)."""
     x, scale, bias = node.inputs
     shape, groups = to.shape(x), node.attrs["num_groups"]
@@ -84,7 +84,7 @@ def _group_normalization(node: OnnxNode, to: Builder) -> None:
         to.emit(node, "Reshape", (to.emit(node, "Add", (scaled, columns[1]), ()),), shape=shape)
 
 
-def _scaler(node: OnnxNode, to: Builder) -> None:
+def _scaler(node: OnnxNode, to: NodeBuilder) -> None:
     """(x - offset) * scale, by one number or by one per feature; x is (features,) or (N, features)."""
     (x,) = node.inputs
     shape, numbers = to.shape(x), {key: np.array(node.attrs.get(key, ()), "f") for key in ("offset", "scale")}

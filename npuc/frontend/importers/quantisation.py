@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 
 from npuc.errors import ModelError
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer
 
 
-def convert(node: OnnxNode, to: Builder) -> None:
+def convert(node: OnnxNode, to: NodeBuilder) -> None:
     """Imports a QuantizeLinear or DequantizeLinear node."""
     if node.attrs.get("block_size"):
         raise node.unsupported(
@@ -26,7 +26,7 @@ def convert(node: OnnxNode, to: Builder) -> None:
     to.emit(node, node.op, (node.inputs[0], node.inputs[1], zero), axis=axis)
 
 
-def _expect_scale(node: OnnxNode, to: Builder) -> None:
+def _expect_scale(node: OnnxNode, to: NodeBuilder) -> None:
     """Raises ModelError (E105) for scales that are not finite numbers above 0."""
     scale = to.value(node, 1)
     if scale.dtype.kind == "f" and not (np.isfinite(scale) & (scale > 0)).all():
@@ -35,7 +35,7 @@ def _expect_scale(node: OnnxNode, to: Builder) -> None:
         raise node.bad(reason, tensor=node.inputs[1], limit=limit)
 
 
-def _zero_point(node: OnnxNode, to: Builder, shape: tuple[int, ...]) -> str:
+def _zero_point(node: OnnxNode, to: NodeBuilder, shape: tuple[int, ...]) -> str:
     """Zeros of the integer type: that of DequantizeLinear's input, or QuantizeLinear's output_dtype or uint8."""
     if node.op == "DequantizeLinear":
         dtype = np.dtype(to.types[node.inputs[0]].dtype)

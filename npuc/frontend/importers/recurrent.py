@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer
 from npuc.frozen import frozen
 from npuc.ir import Attr
@@ -26,11 +26,11 @@ REMEDY = "export the network with its defaults and for sequences of one length"
 
 
 @frozen
-class _Layer:
+class _Direction:
     """One direction of a layer. All tensors have the shape (batch, gates * hidden)."""
 
     node: OnnxNode
-    to: Builder
+    to: NodeBuilder
     hidden: int
     recurrent: Mapping[int, str]
     """The recurrent weights (hidden, gates * hidden) of the gates from this one on, in one product."""
@@ -56,7 +56,7 @@ State = tuple[str, ...]
 """The state, and the cell of an LSTM; "" for zeros."""
 
 
-def _lstm(layer: _Layer, x: str, state: State) -> State:
+def _lstm(layer: _Direction, x: str, state: State) -> State:
     h, c = state
     f, g, last = layer.activations
     gates = layer.plus_product(x, h)
@@ -67,7 +67,7 @@ def _lstm(layer: _Layer, x: str, state: State) -> State:
     return layer.emit("Mul", o, layer.emit(last, cell)), cell
 
 
-def _gru(layer: _Layer, x: str, state: State) -> State:
+def _gru(layer: _Direction, x: str, state: State) -> State:
     (h,) = state
     f, g = layer.activations
     gates = layer.emit(f, layer.plus_product(layer.part(x, 0, 2), h))
@@ -83,7 +83,7 @@ def _gru(layer: _Layer, x: str, state: State) -> State:
     return (layer.emit("Add", new, layer.emit("Mul", z, change)),)
 
 
-def _rnn(layer: _Layer, x: str, state: State) -> State:
+def _rnn(layer: _Direction, x: str, state: State) -> State:
     return (layer.emit(layer.activations[0], layer.plus_product(x, state[0])),)
 
 
@@ -96,7 +96,7 @@ class _Cell:
     """The defaults."""
     products: tuple[int, ...]
     """The first gate of every recurrent product."""
-    step: Callable[[_Layer, str, State], State]
+    step: Callable[[_Direction, str, State], State]
 
 
 CELLS = {
@@ -108,7 +108,7 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 """Whether a direction goes backwards."""
 
 
-def _recurrent(node: OnnxNode, to: Builder) -> None:
+def _recurrent(node: OnnxNode, to: NodeBuilder) -> None:
     """x W + b for all steps at once, then step after step; directions are joined at the end."""
     _expect_usual(node, to)
     backwards = DIRECTIONS[node.attrs["direction"]]
@@ -118,7 +118,7 @@ def _recurrent(node: OnnxNode, to: Builder) -> None:
             _join(node, to, [each[number] for each in found], name)
 
 
-def _expect_usual(node: OnnxNode, to: Builder) -> None:
+def _expect_usual(node: OnnxNode, to: NodeBuilder) -> None:
     """Raises UnsupportedOperator for what has no form in steps, E106 for computed weights."""
     x = to.shape(node.inputs[0])
     if not 0 < x[0] <= MOST_STEPS or 0 in x:
@@ -142,7 +142,7 @@ def _activations(node: OnnxNode) -> tuple[str, ...]:
     return tuple(node.attrs.get("activations") or usual)
 
 
-def _direction(node: OnnxNode, to: Builder, at: int, *, turned: bool) -> list[list[str]]:
+def _direction(node: OnnxNode, to: NodeBuilder, at: int, *, turned: bool) -> list[list[str]]:
     """For every output, tensors (batch, hidden): of each step in the order of the input, or of the last step."""
     layer, weights, bias = _layer(node, to, at)
     steps, batch, features = to.shape(node.inputs[0])
@@ -159,7 +159,7 @@ def _direction(node: OnnxNode, to: Builder, at: int, *, turned: bool) -> list[li
     return [[hidden[step] for step in range(steps)], *([each] for each in state)]
 
 
-def _layer(node: OnnxNode, to: Builder, at: int) -> tuple[_Layer, str, str]:
+def _layer(node: OnnxNode, to: NodeBuilder, at: int) -> tuple[_Direction, str, str]:
     """A direction, its weights (input, gates * hidden) and their bias, or ""."""
     cell, (w, r) = CELLS[node.op], (to.value(node, place)[at] for place in (1, 2))
     hidden = r.shape[1]
@@ -178,11 +178,13 @@ def _layer(node: OnnxNode, to: Builder, at: int) -> tuple[_Layer, str, str]:
     activations = _activations(node)[at * len(cell.activations) :][: len(cell.activations)]
     weights = to.constant(node, "weights", np.ascontiguousarray(w.T))
     bias = to.constant(node, "bias", own + recurrent) if node.given(BIAS) else ""
-    layer = _Layer(node, to, hidden, parts, to.constant(node, "inner", inner[None]) if reset else "", activations)
+    layer = _Direction(
+        node, to, hidden, parts, to.constant(node, "inner", inner[None]) if reset else "", activations
+    )
     return layer, weights, bias
 
 
-def _initial(node: OnnxNode, to: Builder, place: int, at: int) -> str:
+def _initial(node: OnnxNode, to: NodeBuilder, place: int, at: int) -> str:
     """The state (batch, hidden) before the first step, or "" for zeros."""
     if not node.given(place):
         return ""
@@ -193,7 +195,7 @@ def _initial(node: OnnxNode, to: Builder, place: int, at: int) -> str:
     return to.emit(node, "Reshape", (cut,), (), shape=to.shape(name)[1:])
 
 
-def _join(node: OnnxNode, to: Builder, tensors: Sequence[Sequence[str]], name: str) -> None:
+def _join(node: OnnxNode, to: NodeBuilder, tensors: Sequence[Sequence[str]], name: str) -> None:
     """An output of all directions: (steps, directions, batch, hidden), or without steps."""
     batch, hidden = to.shape(tensors[0][0])
     parts = [each for step in zip(*tensors, strict=True) for each in step]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer
 
 
-def _axes(node: OnnxNode, to: Builder) -> tuple[int, ...]:
+def _axes(node: OnnxNode, to: NodeBuilder) -> tuple[int, ...]:
     """The axes: an attribute, or an input since opset 18 (ReduceSum 13); if absent, all or none."""
     rank = len(to.shape(node.inputs[0]))
     given = to.integers(node, 1) if node.given(1) else node.attrs.get("axes") or ()
@@ -17,7 +17,7 @@ def _axes(node: OnnxNode, to: Builder) -> tuple[int, ...]:
     return tuple(range(rank))
 
 
-def _reduce(node: OnnxNode, to: Builder) -> None:
+def _reduce(node: OnnxNode, to: NodeBuilder) -> None:
     axes = _axes(node, to)
     if axes:
         to.emit(node, node.op, node.inputs[:1], axes=axes, keepdims=node.attrs["keepdims"])
@@ -25,7 +25,7 @@ def _reduce(node: OnnxNode, to: Builder) -> None:
         to.alias(node, node.inputs[0])
 
 
-def _norm(node: OnnxNode, to: Builder) -> None:
+def _norm(node: OnnxNode, to: NodeBuilder) -> None:
     """ReduceL1, ReduceL2 and ReduceSumSquare: a sum of absolute values or squares, and its root."""
     x, axes = node.inputs[0], _axes(node, to)
     powers = to.emit(node, "Abs", (x,), ()) if node.op == "ReduceL1" else to.emit(node, "Mul", (x, x), ())
@@ -35,7 +35,7 @@ def _norm(node: OnnxNode, to: Builder) -> None:
         to.emit(node, "Sqrt", (total,))
 
 
-def _softmax(node: OnnxNode, to: Builder) -> None:
+def _softmax(node: OnnxNode, to: NodeBuilder) -> None:
     """Before opset 13 the axes from `axis` on count as one: Reshapes express this where it matters."""
     shape = to.shape(node.inputs[0])
     axis = node.axis(node.attrs["axis"], len(shape))
@@ -48,7 +48,7 @@ def _softmax(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Reshape", (normal,), shape=shape)
 
 
-def _arg_max(node: OnnxNode, to: Builder) -> None:
+def _arg_max(node: OnnxNode, to: NodeBuilder) -> None:
     axis = node.axis(node.attrs["axis"], len(to.shape(node.inputs[0])))
     last = node.attrs.get("select_last_index", 0)
     keep, x = node.attrs["keepdims"], node.inputs[0]

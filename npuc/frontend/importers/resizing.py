@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer
 from npuc.frontend.interpolation import emit_products, weights_of
 from npuc.ir import Array, Attr, Node
@@ -17,7 +17,7 @@ MOST_WEIGHTS = 1 << 22
 Scales = tuple[float, ...]
 
 
-def _upsample(node: OnnxNode, to: Builder) -> None:
+def _upsample(node: OnnxNode, to: NodeBuilder) -> None:
     """Upsample, and Resize of opset 10: scales only, asymmetric coordinates.
 
     onnxruntime rounds down when enlarging and up when shrinking.
@@ -40,7 +40,7 @@ def _upsample(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Resize", node.inputs[:1], scales=scales, sizes=sizes, **modes)
 
 
-def _resize(node: OnnxNode, to: Builder) -> None:
+def _resize(node: OnnxNode, to: NodeBuilder) -> None:
     """Opset 11 and later: scales or sizes, of all axes or (opset 18) of some."""
     if node.opset < 11:
         _upsample(node, to)
@@ -65,7 +65,7 @@ def _resize(node: OnnxNode, to: Builder) -> None:
         to.emit(node, "Resize", node.inputs[:1], scales=tuple(all_scales), sizes=tuple(all_sizes), **modes)
 
 
-def _copy(node: OnnxNode, to: Builder, shape: Sequence[int], modes: dict[str, Attr]) -> None:
+def _copy(node: OnnxNode, to: NodeBuilder, shape: Sequence[int], modes: dict[str, Attr]) -> None:
     """Emits a copy if no extent changes: ONNX interpolates if scales or a roi demand it, onnxruntime copies."""
     kept = {**modes, "coordinate_transformation_mode": "half_pixel"}
     to.emit(node, "Resize", node.inputs[:1], scales=(1.0,) * len(shape), sizes=tuple(shape), **kept)
@@ -73,7 +73,7 @@ def _copy(node: OnnxNode, to: Builder, shape: Sequence[int], modes: dict[str, At
 
 def _products(
     node: OnnxNode,
-    to: Builder,
+    to: NodeBuilder,
     axes: Sequence[int],
     scales: Sequence[float],
     sizes: Sequence[int],
@@ -101,7 +101,7 @@ def _products(
     emit_products(node, to, shape, sizes, matrices, outside * np.float32(node.attrs["extrapolation_value"]))
 
 
-def _extents(node: OnnxNode, to: Builder, shape: Sequence[int]) -> tuple[Scales, tuple[int, ...]]:
+def _extents(node: OnnxNode, to: NodeBuilder, shape: Sequence[int]) -> tuple[Scales, tuple[int, ...]]:
     """Scales and sizes of the resized axes, whichever of them the node has."""
     if not node.given(3) or not to.value(node, 3).size:
         if not node.given(2):
@@ -136,7 +136,7 @@ def _coordinates(node: OnnxNode, shape: Sequence[int], scales: Sequence[float], 
     return kind
 
 
-def _floats(node: OnnxNode, to: Builder, index: int) -> Scales:
+def _floats(node: OnnxNode, to: NodeBuilder, index: int) -> Scales:
     value = to.value(node, index)
     if value.dtype.kind != "f" or value.ndim != 1:
         raise node.bad("the scales are no list of floats", tensor=node.inputs[index])

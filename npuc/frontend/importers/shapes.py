@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer
 from npuc.ir import Array
 from npuc.onnx_files.limits import LARGEST_CONSTANT
@@ -20,7 +20,7 @@ TYPED_VALUES = {
 }
 
 
-def _constant(node: OnnxNode, to: Builder) -> None:
+def _constant(node: OnnxNode, to: NodeBuilder) -> None:
     """One of the attributes value, value_float(s), value_int(s), value_string(s)."""
     if len(node.attrs) != 1:
         raise node.bad(f"{len(node.attrs)} values", limit="one")
@@ -28,17 +28,17 @@ def _constant(node: OnnxNode, to: Builder) -> None:
     to.add_constant(node.outputs[0], value if key == "value" else np.array(value, TYPED_VALUES[key]))
 
 
-def _shape(node: OnnxNode, to: Builder) -> None:
+def _shape(node: OnnxNode, to: NodeBuilder) -> None:
     shape = to.shape(node.inputs[0])
     part = slice(node.attrs.get("start", 0), node.attrs.get("end"))
     to.add_constant(node.outputs[0], np.array(shape[part], np.int64))
 
 
-def _size(node: OnnxNode, to: Builder) -> None:
+def _size(node: OnnxNode, to: NodeBuilder) -> None:
     to.add_constant(node.outputs[0], np.array(to.types[node.inputs[0]].size, np.int64))
 
 
-def _constant_of_shape(node: OnnxNode, to: Builder) -> None:
+def _constant_of_shape(node: OnnxNode, to: NodeBuilder) -> None:
     shape = to.integers(node, 0)
     fill: Array = node.attrs.get("value", np.zeros(1, np.float32))
     if any(extent < 0 for extent in shape) or fill.size != 1:
@@ -47,7 +47,7 @@ def _constant_of_shape(node: OnnxNode, to: Builder) -> None:
     to.add_constant(node.outputs[0], np.full(shape, fill.reshape(()), fill.dtype))
 
 
-def _range(node: OnnxNode, to: Builder) -> None:
+def _range(node: OnnxNode, to: NodeBuilder) -> None:
     start, limit, delta = (to.scalar(node, index) for index in range(3))
     if delta == 0:
         raise node.bad("the step is 0")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer
 
 
-def _slice(node: OnnxNode, to: Builder) -> None:
+def _slice(node: OnnxNode, to: NodeBuilder) -> None:
     """Attributes before opset 10, inputs since. Bounds are clamped; an empty slice becomes 0:0.
 
     A backward slice that starts before the first element starts at it, where numpy's is empty.
@@ -40,7 +40,7 @@ def _slice(node: OnnxNode, to: Builder) -> None:
     )
 
 
-def _pad(node: OnnxNode, to: Builder) -> None:
+def _pad(node: OnnxNode, to: NodeBuilder) -> None:
     """Attributes before opset 11; inputs pads, value and (opset 18) axes since."""
     rank = len(to.shape(node.inputs[0]))
     pads = to.integers(node, 1) if node.opset >= 11 else node.attrs["pads"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npuc.errors import AMBIGUOUS, ModelError
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer, same
 
 AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
@@ -57,7 +57,7 @@ def _ambiguous(node: OnnxNode, of_onnx: str, of_onnxruntime: str) -> ModelError:
     )
 
 
-def _spatial(node: OnnxNode, to: Builder, kernel: Sequence[int]) -> tuple[int, ...]:
+def _spatial(node: OnnxNode, to: NodeBuilder, kernel: Sequence[int]) -> tuple[int, ...]:
     """The input's spatial extents, which must be as many as the kernel's."""
     shape = to.shape(node.inputs[0])
     if len(shape) != len(kernel) + 2 or not kernel:
@@ -66,7 +66,7 @@ def _spatial(node: OnnxNode, to: Builder, kernel: Sequence[int]) -> tuple[int, .
     return shape[2:]
 
 
-def _kernel(node: OnnxNode, to: Builder) -> tuple[int, ...]:
+def _kernel(node: OnnxNode, to: NodeBuilder) -> tuple[int, ...]:
     """The weight's kernel; raises E105 if the attribute differs."""
     shape = to.shape(node.inputs[1])
     kernel: tuple[int, ...] = node.attrs.get("kernel_shape") or shape[2:]
@@ -76,7 +76,7 @@ def _kernel(node: OnnxNode, to: Builder) -> tuple[int, ...]:
     return kernel
 
 
-def _conv(node: OnnxNode, to: Builder) -> None:
+def _conv(node: OnnxNode, to: NodeBuilder) -> None:
     kernel = _kernel(node, to)
     spatial, rank = _spatial(node, to, kernel), len(kernel)
     to.emit(
@@ -90,7 +90,7 @@ def _conv(node: OnnxNode, to: Builder) -> None:
     )
 
 
-def _conv_transpose(node: OnnxNode, to: Builder) -> None:
+def _conv_transpose(node: OnnxNode, to: NodeBuilder) -> None:
     """auto_pad and output_shape determine how much of the full result is cropped."""
     kernel = _kernel(node, to)
     spatial, rank = _spatial(node, to, kernel), len(kernel)
@@ -149,7 +149,7 @@ def _pads_instead_of_ceil_mode(
     return (*pads[:rank], *ends)
 
 
-def _pool(node: OnnxNode, to: Builder) -> None:
+def _pool(node: OnnxNode, to: NodeBuilder) -> None:
     kernel: tuple[int, ...] = node.attrs["kernel_shape"]
     spatial, rank = _spatial(node, to, kernel), len(kernel)
     pads, ceil_mode = _pads(node, spatial, kernel), node.attrs.get("ceil_mode", 0)

@@ -32,7 +32,7 @@ TABLE_OPS = (
 
 
 @frozen
-class Table:
+class SegmentTable:
     """starts, a: (segments,) int8; b: (segments,) int32; shift: 0..31; error: its largest error in LSB of y."""
 
     starts: Array
@@ -42,7 +42,7 @@ class Table:
     error: int
 
 
-Tabulate = Callable[[Array], Table]
+Tabulate = Callable[[Array], SegmentTable]
 """The best table for the values f(x) / y_scale (256,), x ascending from -128; NaN where any result will do."""
 
 

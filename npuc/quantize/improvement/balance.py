@@ -27,12 +27,12 @@ from npuc.quantize.improvement.evidence import sampled
 from npuc.quantize.improvement.levels import Level
 from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.proposals import JudgedLayer, bias_by_weights
-from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network
+from npuc.quantize.improvement.search import FEWEST_SAMPLES, TrialNetwork
 from npuc.quantize.network.layers import LayerWeights
 from npuc.samples.loading import Samples
 
 
-def without_data(network: Network, samples: Samples, level: Level) -> Network:
+def without_data(network: TrialNetwork, samples: Samples, level: Level) -> TrialNetwork:
     """The network with weights and biases that need no data of the user's.
 
     If the level makes corrections and all inputs are 8-bit integers, whose synthetic samples are noise over their
@@ -44,7 +44,7 @@ def without_data(network: Network, samples: Samples, level: Level) -> Network:
     return chosen(network, samples) if level.proposals and noise else balanced(network)
 
 
-def chosen(network: Network, samples: Samples) -> Network:
+def chosen(network: TrialNetwork, samples: Samples) -> TrialNetwork:
     """The network with the better weights of every layer, by half of the samples; the others give the means."""
     feeds = list(samples.feeds())
     evidence = sampled(network.graph, weighted(network.nodes), feeds, np.arange(len(feeds)) % 2 == 1)
@@ -61,7 +61,7 @@ def layer_balanced(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     )
 
 
-def balanced(network: Network) -> Network:
+def balanced(network: TrialNetwork) -> TrialNetwork:
     """The network with the weights of its integer convolutions balanced."""
     quantised, graph, layers = network.quantised, network.graph, network.layers
     sources = {node.output: graph.constants[node.inputs[1]] for node in weighted(network.nodes)}

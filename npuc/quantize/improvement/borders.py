@@ -21,9 +21,9 @@ from npuc.quantize.improvement import equalisation
 from npuc.quantize.improvement.acceptance import decibels, integer_values, mean_ratio
 from npuc.quantize.improvement.levels import Level
 from npuc.quantize.improvement.search import (
-    Network,
     Recipe,
     Trial,
+    TrialNetwork,
     best_network,
     best_variant,
     divided,
@@ -57,7 +57,7 @@ def best_bordered(
     level: Level,
     method: str | None = None,
     known: Mapping[str, Histogram] | None = None,
-) -> tuple[Network, tuple[Trial, ...]]:
+) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """`best_network`, with a scale per channel at the borders if that pays on the held-out samples."""
     started = process_time()
     training, held_out = divided(samples, level.samples)

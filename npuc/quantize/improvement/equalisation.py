@@ -44,7 +44,7 @@ others."""
 
 
 @frozen
-class Group:
+class EqualisationGroup:
     """Tensors whose channels are scaled together, and their writers and readers: convolutions and borders."""
 
     tensors: tuple[str, ...]
@@ -52,7 +52,7 @@ class Group:
     readers: tuple[Node, ...]
 
 
-def groups(graph: Graph, borders: Collection[Node] = ()) -> tuple[Group, ...]:
+def groups(graph: Graph, borders: Collection[Node] = ()) -> tuple[EqualisationGroup, ...]:
     """The groups of tensors through which a factor per channel can move.
 
     borders: products with a constant per channel, (1, C, 1, 1), which take a factor as convolutions do.
@@ -91,7 +91,7 @@ def _scaled(graph: Graph, node: Node) -> int:
     return int(sizes[1] > sizes[0])
 
 
-def _group(graph: Graph, tensors: Sequence[str], borders: Collection[Node]) -> Group | None:
+def _group(graph: Graph, tensors: Sequence[str], borders: Collection[Node]) -> EqualisationGroup | None:
     """The group of these tensors; None if a factor cannot pass something that writes or reads them."""
     inside, writers, readers = set(tensors), dict[Node, Node](), dict[Node, Node]()
     if inside.intersection((*graph.inputs, *graph.outputs)):
@@ -111,7 +111,7 @@ def _group(graph: Graph, tensors: Sequence[str], borders: Collection[Node]) -> G
         return None
     if any(_closed(node) for node in writers.values()) or any(SELECTS(node) for node in readers.values()):
         return None
-    return Group(tuple(tensors), tuple(writers.values()), tuple(readers.values()))
+    return EqualisationGroup(tuple(tensors), tuple(writers.values()), tuple(readers.values()))
 
 
 def _passes(graph: Graph, node: Node, inside: set[str]) -> bool:
@@ -132,7 +132,9 @@ def _closed(node: Node) -> bool:
     return ACTIVATION(node) not in ("", "Relu") or bool(SELECTS(node))
 
 
-def sizes(graph: Graph, found: Sequence[Group], feeds: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def sizes(
+    graph: Graph, found: Sequence[EqualisationGroup], feeds: Sequence[Mapping[str, Array]]
+) -> dict[str, Array]:
     """The largest magnitude of every channel of each group's tensors over the samples: tensor -> (C,)."""
     largest = {name: np.zeros(graph.shape(name)[1]) for group in found for name in group.tensors}
     for values in computed(graph, feeds, tuple(largest)):
@@ -158,7 +160,9 @@ class Equalised:
         return Equalised(self.graph, {**before.factors, **factors}, {**before.names, **names})
 
 
-def equalised(graph: Graph, found: Sequence[Group], largest: Mapping[str, Array], share: float) -> Equalised:
+def equalised(
+    graph: Graph, found: Sequence[EqualisationGroup], largest: Mapping[str, Array], share: float
+) -> Equalised:
     """The graph with a factor per channel moved through each group. What it changes gets another name.
 
     share: how far activation channels are equalised where readers sum over channels: 1 fully, 0 only as far as the
@@ -184,7 +188,7 @@ def equalised(graph: Graph, found: Sequence[Group], largest: Mapping[str, Array]
 def _factors(
     constants: Mapping[str, Array],
     nodes: Mapping[Node, Node],
-    group: Group,
+    group: EqualisationGroup,
     largest: Mapping[str, Array],
     share: float,
 ) -> Array:

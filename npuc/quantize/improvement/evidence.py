@@ -25,7 +25,7 @@ MOST_RESULTS = 1 << 24
 
 
 @frozen
-class Places:
+class SampledWindows:
     """Windows of a layer: the sample, row and column of the result for each."""
 
     sample: Array
@@ -35,7 +35,7 @@ class Places:
     @classmethod
     def chosen(
         cls, samples: int, extents: Sequence[int], taps: int, seed: int, most: int = MOST_WINDOWS
-    ) -> Places:
+    ) -> SampledWindows:
         """As many windows of every sample as the limits of this module allow, without repetition.
 
         most: windows of all samples.
@@ -48,7 +48,9 @@ class Places:
         return cls(np.repeat(np.arange(samples), count), flat // width, flat % width)
 
 
-def taps_under(x: Array, node: Node, kernel: tuple[int, ...], places: Places, groups: int, fill: int = 0) -> Array:
+def taps_under(
+    x: Array, node: Node, kernel: tuple[int, ...], places: SampledWindows, groups: int, fill: int = 0
+) -> Array:
     """The inputs under the windows: (windows, groups, channels of a group * taps), in the weights' order.
 
     x: (samples, C, H, W); kernel: the shape of the weights; fill: the value of padding.
@@ -72,7 +74,7 @@ OUTSIDE = -1
 """In place of an element: the padding."""
 
 
-def elements_under(places: Places, node: Node, kernel: tuple[int, ...], extents: Sequence[int]) -> Array:
+def elements_under(places: SampledWindows, node: Node, kernel: tuple[int, ...], extents: Sequence[int]) -> Array:
     """The elements of a channel, numbered row by row, under the taps of the windows: (windows, taps)."""
     window, (height, width) = window_of(node, kernel[2:]), extents
     row, column = (
@@ -104,7 +106,7 @@ class Witness:
     mean: (groups, K), the mean input under the windows over the training samples.
     """
 
-    places: Places
+    places: SampledWindows
     results: Array
     mean: Array
 
@@ -190,7 +192,7 @@ def float_bias(graph: Graph, node: Node) -> Array:
     return np.zeros(len(graph.constants[weights]), np.float32)
 
 
-def _places(graph: Graph, node: Node, samples: int, most: int) -> Places:
+def _places(graph: Graph, node: Node, samples: int, most: int) -> SampledWindows:
     _, depth, *kernel = graph.shape(node.inputs[1])
     taps = GROUP(node) * depth * prod(kernel)
-    return Places.chosen(samples, graph.shape(node.output)[2:], taps, seed=len(node.output), most=most)
+    return SampledWindows.chosen(samples, graph.shape(node.output)[2:], taps, seed=len(node.output), most=most)

@@ -8,7 +8,7 @@ from npuc.frozen import frozen
 
 
 @frozen
-class Variant:
+class SearchVariant:
     """A way to quantise a network: calibration method, zero points where they help, share of equalisation, and
     whether outlier channels are split.
 
@@ -40,7 +40,7 @@ class Level:
     """
 
     method: str
-    variants: tuple[Variant, ...] = ()
+    variants: tuple[SearchVariant, ...] = ()
     samples: int = 0
     proposals: tuple[tuple[str, ...], ...] = ()
     thorough: bool = False
@@ -61,7 +61,7 @@ ALL = (*BIASES, "rounding in turn")
 LEAST = Level("minmax")
 USUAL = Level(
     "mse",
-    (Variant("mse", None, alone=True), Variant("mse", 0.5)),
+    (SearchVariant("mse", None, alone=True), SearchVariant("mse", 0.5)),
     samples=16,
     proposals=(ALL,),
     depth=640,
@@ -70,8 +70,8 @@ USUAL = Level(
 EVERYTHING = Level(
     "mse",
     (
-        *(Variant(method, share) for method in ("mse", "output", "minmax") for share in (None, 0.5, 1.0)),
-        Variant("mse", None, split=True),
+        *(SearchVariant(method, share) for method in ("mse", "output", "minmax") for share in (None, 0.5, 1.0)),
+        SearchVariant("mse", None, split=True),
     ),
     samples=64,
     proposals=(ALL, BIASES, BIAS),

@@ -22,7 +22,7 @@ from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT
 from npuc.quantize.improvement.evidence import Sampled, float_bias, taps_under
 from npuc.quantize.improvement.proposals import JudgedLayer, Proposal, rounded_in_turn
 from npuc.quantize.network.construction import Quantised
-from npuc.quantize.network.layers import IntegerLayer, Layers, LayerWeights
+from npuc.quantize.network.layers import IntegerLayer, LayerEncoding, LayerWeights
 
 
 def weighted(nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -33,7 +33,7 @@ def weighted(nodes: Sequence[Node]) -> tuple[Node, ...]:
 def improved(
     graph: Graph,
     quantised: Quantised,
-    layers: Layers,
+    layers: LayerEncoding,
     sampled: Sampled,
     proposals: Sequence[Proposal],
     depth: int,

@@ -21,9 +21,9 @@ from npuc.ops.attributes import SELECTS
 from npuc.ops.macs import macs
 from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
-from npuc.quantize.improvement.search import Network, Trial, divided, teaches
+from npuc.quantize.improvement.search import Trial, TrialNetwork, divided, teaches
 from npuc.quantize.network.construction import Quantised
-from npuc.quantize.network.layers import SHIFTED, Layers
+from npuc.quantize.network.layers import SHIFTED, LayerEncoding
 from npuc.samples.loading import Samples
 from npuc.text.terminal import short
 
@@ -43,7 +43,7 @@ REASON = "int8 would cost accuracy here (--precision mixed)"
 
 Host = frozenset[str]
 """Names of the nodes that the host computes."""
-Result = tuple[Network, tuple[Trial, ...]]
+Result = tuple[TrialNetwork, tuple[Trial, ...]]
 
 
 def without(nodes: Sequence[Node], host: Host) -> tuple[Node, ...]:
@@ -56,7 +56,7 @@ def mixed(
     drawn: Callable[[Host], Quantised],
     best: Callable[[Host], Result],
     samples: Samples,
-    layers: Layers = SHIFTED,
+    layers: LayerEncoding = SHIFTED,
     wide: Host = frozenset(),
     most: float = MOST_MACS,
 ) -> Result:
@@ -110,7 +110,7 @@ def _ended(
 
 
 def candidates(
-    graph: Graph, plain: Quantised, layers: Layers = SHIFTED, most: float = MOST_MACS
+    graph: Graph, plain: Quantised, layers: LayerEncoding = SHIFTED, most: float = MOST_MACS
 ) -> dict[str, float]:
     """The named convolutions that take at most this share of all MACs, and their shares."""
     read = (layers.layer(plain, node) for node in plain.graph.nodes)

@@ -29,11 +29,11 @@ from npuc.quantize.improvement import equalisation, proposals
 from npuc.quantize.improvement.acceptance import acceptance, decibels, ends
 from npuc.quantize.improvement.equalisation import Equalised
 from npuc.quantize.improvement.evidence import Sampled, Watch, sampled
-from npuc.quantize.improvement.levels import Level, Variant
+from npuc.quantize.improvement.levels import Level, SearchVariant
 from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.splitting import split
 from npuc.quantize.network.construction import Quantise, Quantised
-from npuc.quantize.network.layers import SHIFTED, Layers
+from npuc.quantize.network.layers import SHIFTED, LayerEncoding
 from npuc.quantize.network.renaming import integers_renamed
 from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
@@ -100,7 +100,7 @@ class Recipe:
 
     select: Callable[[Graph], tuple[Node, ...]]
     quantise: Quantise
-    layers: Layers = SHIFTED
+    layers: LayerEncoding = SHIFTED
     zero_points: ZeroPoints | None = IN_BIASES
     splits: bool = False
     equalises: bool = True
@@ -110,7 +110,7 @@ class Recipe:
 
 
 @frozen
-class Network:
+class TrialNetwork:
     """A float graph, the histograms of its tensors, the factors of its channels, and, once made, its integer form.
 
     layers: how the convolutions of the integer form are read. names: the model's tensor of each that has a factor.
@@ -121,7 +121,7 @@ class Network:
     histograms: Mapping[str, Histogram]
     factors: Mapping[str, Array]
     integer: Quantised | None = None
-    layers: Layers = SHIFTED
+    layers: LayerEncoding = SHIFTED
     names: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -136,7 +136,7 @@ class Network:
         return self.integer
 
 
-def added(network: Network) -> float:
+def added(network: TrialNetwork) -> float:
     """The expected squared error of int8 tensors by their histograms, each relative to its energy: the sum."""
     scales, forms = network.quantised.scales, network.quantised.forms
     known = ((each, scales.get(forms.get(name, name))) for name, each in network.histograms.items())
@@ -152,7 +152,7 @@ def best_network(
     level: Level,
     method: str | None = None,
     known: Mapping[str, Histogram] | None = None,
-) -> tuple[Network, tuple[Trial, ...]]:
+) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """The best integer network of a float graph within the level, and the steps tried.
 
     method: of calibration, instead of the level's. known: the histograms of the graph's tensors, if found before.
@@ -164,14 +164,14 @@ def best_network(
 
 def drawn(
     equal: Equalised, recipe: Recipe, samples: Samples, method: str, known: Mapping[str, Histogram] | None = None
-) -> Network:
+) -> TrialNetwork:
     """The integer network of a float graph with scales by this method of calibration, and nothing else."""
     return _Maker(recipe, samples).drawn(equal, method, known)
 
 
 def best_variant(
-    plain: Network, recipe: Recipe, samples: Samples, level: Level, method: str | None = None
-) -> tuple[Network, tuple[Trial, ...]]:
+    plain: TrialNetwork, recipe: Recipe, samples: Samples, level: Level, method: str | None = None
+) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """`best_network` of the float graph of a network that is already drawn by the level's method."""
     judged = bool(ends(plain.quantised.graph)) and teaches(samples)
     if not level.variants or not judged:
@@ -181,8 +181,8 @@ def best_variant(
 
 
 def best_weights(
-    network: Network, recipe: Recipe, samples: Samples, level: Level, balanced: Network | None = None
-) -> tuple[Network, tuple[Trial, ...]]:
+    network: TrialNetwork, recipe: Recipe, samples: Samples, level: Level, balanced: TrialNetwork | None = None
+) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """A network with fixed scales and the weights and biases that suit them best, and the steps tried.
 
     balanced: the network with weights that need no samples: tried first, and the result where nothing is learned
@@ -207,11 +207,11 @@ class _Maker:
     recipe: Recipe
     samples: Samples
 
-    def drawn(self, equal: Equalised, method: str, known: Mapping[str, Histogram] | None) -> Network:
+    def drawn(self, equal: Equalised, method: str, known: Mapping[str, Histogram] | None) -> TrialNetwork:
         """The integer network of a float graph, calibrated on the samples; known: as in `calibrated`."""
         return self.quantised(self.calibrated(equal, method, known), method, {})
 
-    def calibrated(self, equal: Equalised, method: str, known: Mapping[str, Histogram] | None) -> Network:
+    def calibrated(self, equal: Equalised, method: str, known: Mapping[str, Histogram] | None) -> TrialNetwork:
         """A float graph with the histograms of its tensors on the samples, of which some may be known."""
         graph = equal.graph
         nodes = self.recipe.select(graph)
@@ -225,9 +225,9 @@ class _Maker:
             fixed = self.recipe.given
             found |= node_histograms(find, graph, self.samples, missing, nodes, fixed, known=found, gains=gains)
         ordered = {name: found[name] for name in tensors}
-        return Network(graph, nodes, ordered, equal.factors, layers=self.recipe.layers, names=equal.names)
+        return TrialNetwork(graph, nodes, ordered, equal.factors, layers=self.recipe.layers, names=equal.names)
 
-    def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:
+    def quantised(self, network: TrialNetwork, method: str, given: Mapping[str, Steps]) -> TrialNetwork:
         """The network with scales by a method, and these scales and zero points fixed."""
         made = self.recipe.quantise(
             network.graph, network.nodes, network.histograms, method, {**given, **self.recipe.given}
@@ -247,7 +247,7 @@ class _Climb:
     All levels judge by the same samples, so that by them a higher level is never worse.
     """
 
-    def __init__(self, maker: _Maker, top: Level, method: str | None, plain: Network) -> None:
+    def __init__(self, maker: _Maker, top: Level, method: str | None, plain: TrialNetwork) -> None:
         self.maker = maker
         self.top = self.level = top
         self.method = method
@@ -258,14 +258,14 @@ class _Climb:
         self.acceptance = acceptance(plain.graph, plain.quantised, self.held_out)
         self.plain_noise = self.noise = self.acceptance.noise(plain.quantised)
         self.steps: list[Trial] = []
-        self.equal: dict[tuple[bool, float | None, int], Network] = {}
+        self.equal: dict[tuple[bool, float | None, int], TrialNetwork] = {}
         """Equalised networks with their histograms, shared by every method except "output"."""
         self.sides: Sides = {}
         """Histograms on both sides of 0, of the level's samples. What a variant changes has another name."""
         self.seen: tuple[Graph, Sampled] | None = None
         """A graph whose histograms were found in the same run as the evidence for its layers."""
 
-    def climbed(self) -> tuple[Network, tuple[Trial, ...]]:
+    def climbed(self) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The best network and the steps."""
         foremost = {} if self.top.thorough else self._foremost()
         if self.noise < self.plain_noise * CLEARLY:
@@ -283,7 +283,7 @@ class _Climb:
                 self._improve(network)
         return self.best, tuple(self.steps)
 
-    def _foremost(self) -> dict[Variant, Network]:
+    def _foremost(self) -> dict[SearchVariant, TrialNetwork]:
         """Improves the last variant of the top level, unjudged, and returns it, unless its scales refuse that."""
         self._enter(self.top)
         variant = [*self._variants()][-1]
@@ -294,7 +294,7 @@ class _Climb:
         self._improve(network, str(variant))
         return {variant: network}
 
-    def improved(self, other: Network | None) -> tuple[Network, tuple[Trial, ...]]:
+    def improved(self, other: TrialNetwork | None) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The plain network with better weights and biases, or the other one, and the steps."""
         if other is not None:
             self._try("weights balanced", lambda: other)
@@ -308,14 +308,14 @@ class _Climb:
         self.training = self.learned[: level.samples]
         self.sides = {}
 
-    def _variants(self) -> Collection[Variant]:
+    def _variants(self) -> Collection[SearchVariant]:
         """The level's variants. Without channels to equalise, of those that differ only in that the last one."""
         if self._groups(self.plain.graph):
             return self.level.variants
         plain = [replace(each, share=None) for each in self.level.variants]
         return {replace(each, alone=False): each for each in plain}.values()
 
-    def _groups(self, graph: Graph) -> tuple[equalisation.Group, ...]:
+    def _groups(self, graph: Graph) -> tuple[equalisation.EqualisationGroup, ...]:
         """What can be equalised without a change of tensors that judge networks, or whose scale is fixed."""
         recipe = self.maker.recipe
         fixed = self.acceptance.exact.keys() | recipe.given.keys()
@@ -326,14 +326,14 @@ class _Climb:
         """The requested calibration method, otherwise the level's."""
         return self.method or of_level
 
-    def _plain(self, method: str) -> Network:
+    def _plain(self, method: str) -> TrialNetwork:
         """The plain network with scales by another method, unless they are much coarser (UnsupportedOperator)."""
         found = self.maker.drawn(self.plain.equal, method, self.plain.histograms)
         if not self.top.thorough and added(found) > COARSER * added(self.plain):
             raise UnsupportedOperator("E205", f"scales by {method} add too much noise to every tensor")
         return found
 
-    def _improve(self, network: Network, *title: str) -> None:
+    def _improve(self, network: TrialNetwork, *title: str) -> None:
         """Tries the level's sets of proposals; unless it is thorough, only until one is kept.
 
         title: of a network that was not judged before.
@@ -358,7 +358,7 @@ class _Climb:
         checks = self.held_out[: len(self.training) // 3 + 1]
         return [*self.training, *checks], np.arange(len(self.training) + len(checks)) >= len(self.training)
 
-    def _try(self, name: str, make: Callable[[], Network]) -> tuple[Network, float] | None:
+    def _try(self, name: str, make: Callable[[], TrialNetwork]) -> tuple[TrialNetwork, float] | None:
         """Makes another network, if possible, and keeps it if it has less noise than the best so far.
 
         Returns the network and its noise.
@@ -377,7 +377,7 @@ class _Climb:
             self.best, self.noise = candidate, noise
         return candidate, noise
 
-    def _variant(self, variant: Variant) -> Network:
+    def _variant(self, variant: SearchVariant) -> TrialNetwork:
         method, graph = self._method(variant.method), self.plain.graph
         if variant.split:
             recipe = self.maker.recipe
@@ -396,7 +396,7 @@ class _Climb:
                 given |= one_sided(network.graph, network.nodes, self.training, known, taken, self.sides)
         return network if network is self.plain and not given else self.maker.quantised(network, method, given)
 
-    def _equalised(self, graph: Graph, method: str, share: float | None) -> Network:
+    def _equalised(self, graph: Graph, method: str, share: float | None) -> TrialNetwork:
         """The graph calibrated by another method, equalised if there is anything to equalise."""
         groups = self._groups(graph) if share is not None else ()
         known = self.plain.histograms if graph is self.plain.graph else None
@@ -432,7 +432,7 @@ class _Climb:
         self.seen = equal.graph, watch.sampled(feeds)
         return count.found
 
-    def _in_lockstep(self, network: Network, evidence: Sampled, names: Sequence[str]) -> Network:
+    def _in_lockstep(self, network: TrialNetwork, evidence: Sampled, names: Sequence[str]) -> TrialNetwork:
         wanted = [proposals.PROPOSALS[name] for name in names]
         layers = network.layers
         better = improved(network.graph, network.quantised, layers, evidence, wanted, self.level.depth)

@@ -20,7 +20,7 @@ from npuc.ops.attributes import ACTIVATION, FUSED_INPUT, MAX, PADS, VALUE
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.pooling import AVERAGES
 from npuc.ops.quantisation import CONVERSIONS
-from npuc.quantize.arithmetic.tables import INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
+from npuc.quantize.arithmetic.tables import INPUTS, SegmentTable, Tabulate, as_unary, is_relu, wanted_values
 from npuc.quantize.arithmetic.weights import (
     ACCUMULATOR_LIMIT,
     LARGEST_WEIGHT,
@@ -71,14 +71,14 @@ def quantise(
     constraints = replace(demands, floors=floors(graph, nodes, free))
     constraints = in_powers_of_two(constraints, free) if power_of_two else constraints
     chosen = free_steps(graph, nodes, free, constraints, method, given)
-    return Builder(graph, nodes, {**chosen, **given}, tabulate).built()
+    return IntegerBuilder(graph, nodes, {**chosen, **given}, tabulate).built()
 
 
 def quantiser(tabulate: Tabulate, *, power_of_two: bool = False, factors: bool = False) -> Quantise:
     """`quantise` with a cached search for tables."""
-    tables: dict[bytes, Table] = {}
+    tables: dict[bytes, SegmentTable] = {}
 
-    def remembered(values: Array) -> Table:
+    def remembered(values: Array) -> SegmentTable:
         key = values.tobytes()
         if key not in tables:
             tables[key] = tabulate(values)
@@ -128,7 +128,7 @@ IntegerForm = tuple[str, dict[str, Attr], tuple[str, ...]]
 """An integer operator, its attributes and its constant inputs."""
 
 
-class Builder(GraphBuilder):
+class IntegerBuilder(GraphBuilder):
     """Walks the float graph once and collects the nodes and constants of the integer graph."""
 
     def __init__(

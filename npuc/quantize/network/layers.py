@@ -55,7 +55,7 @@ class IntegerLayer:
     largest: float
 
 
-class Layers(Protocol):
+class LayerEncoding(Protocol):
     """How a target's nodes encode convolutions."""
 
     def layer(self, quantised: Quantised, node: Node) -> IntegerLayer | None:

@@ -49,7 +49,7 @@ class Decoding:
 
 
 @frozen
-class Decoded:
+class DecodedBoxes:
     """The detections of a sample, and evidence on whether the parameters are right."""
 
     boxes: Boxes
@@ -60,7 +60,7 @@ class Decoded:
     """Whether every row of probabilities sums to one, in pair layout with two or more columns."""
 
 
-def decoded(outputs: Outputs, decoding: Decoding) -> Decoded:
+def decoded(outputs: Outputs, decoding: Decoding) -> DecodedBoxes:
     """The boxes of one sample: the best class of each, if it reaches the score threshold, after suppression.
 
     Corners are in the model's own units. Raises DataError (E402) for values that are not finite.
@@ -78,7 +78,7 @@ def decoded(outputs: Outputs, decoding: Decoding) -> Decoded:
     order = order[best[order] >= decoding.score_threshold]
     corners = _corners(places[order], decoding.box_format)
     left = suppressed(Boxes(corners, best[order], scores[order].argmax(axis=1)), decoding.nms_iou)
-    return Decoded(left.taken(np.arange(min(len(left), MOST))), low, high, bool(sums))
+    return DecodedBoxes(left.taken(np.arange(min(len(left), MOST))), low, high, bool(sums))
 
 
 def _parts(outputs: Outputs, decoding: Decoding) -> tuple[Array, Array]:

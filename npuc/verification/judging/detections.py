@@ -13,7 +13,7 @@ from npuc.flag import OWN_METRIC
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.verification.judging.boxes import Boxes, average_precision, matched
-from npuc.verification.judging.decoding import SURE, Decoded, Decoding, decoded
+from npuc.verification.judging.decoding import SURE, DecodedBoxes, Decoding, decoded
 from npuc.verification.judging.intervals import estimated, ratio
 from npuc.verification.judging.metric import FP32, Outputs, Truth
 
@@ -36,13 +36,13 @@ class Detections:
     """Whether the user or two outputs establish that these are boxes; otherwise fp32's must be in pixels."""
     name: str = "detections"
 
-    def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Decoded:  # noqa: ARG002
+    def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> DecodedBoxes:  # noqa: ARG002
         """The detections of the sample, in the model's own units."""
         return decoded(outputs, self.decoding)
 
     def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:
         """The figures by computation; intervals by the bootstrap over samples."""
-        exact: Sequence[Decoded] = digests[FP32]
+        exact: Sequence[DecodedBoxes] = digests[FP32]
         _expect_sound(exact, self.decoding)
         unit = in_units([each.boxes for each in exact])
         if unit and not self.certain:
@@ -111,7 +111,7 @@ def in_units(boxes: Sequence[Boxes]) -> bool:
     return all(np.abs(each.corners).max(initial=0) <= UNIT for each in boxes)
 
 
-def _expect_sound(exact: Sequence[Decoded], decoding: Decoding) -> None:
+def _expect_sound(exact: Sequence[DecodedBoxes], decoding: Decoding) -> None:
     """Raises DataError (E402) if fp32's outputs contradict the decoding."""
     low, high = min(each.low for each in exact), max(each.high for each in exact)
     if low < -SURE or high > 1 + SURE:

@@ -16,14 +16,14 @@ from itertools import groupby
 from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.targets.bm1684.export.loops import INDENT, rolled
-from npuc.targets.bm1684.export.places import Places
+from npuc.targets.bm1684.export.places import BufferConstants
 from npuc.targets.bm1684.export.statements import Statement
-from npuc.targets.bm1684.lowering.kernel import System
+from npuc.targets.bm1684.lowering.kernel import SystemPlace
 from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.program.artefact import Computed, Contents, Instruction, instructions, layers_of, table_of
 from npuc.targets.bm1684.program.emission import FIRMWARE, call_text
-from npuc.targets.bm1684.program.table import Region
+from npuc.targets.bm1684.program.table import CallRegion
 from npuc.text.escaping import c_comment
 
 COPY = "gdma_32bit_cpy_S2L"
@@ -66,7 +66,7 @@ class Copies:
     def add(self, each: Instruction, write: Callable[[Position], str]) -> None:
         """Appends a copy that `may_be_row` accepts."""
         to, start, shape, to_stride, from_stride = each.call.args
-        assert isinstance(to, Position) and isinstance(start, System)
+        assert isinstance(to, Position) and isinstance(start, SystemPlace)
         dims = ", ".join(_dim(dim) for dim in (shape, to_stride, from_stride))
         note = c_comment(f"for {each.tensor}")
         self.rows.append(
@@ -85,7 +85,7 @@ class Copies:
 
 def may_be_row(each: Instruction) -> bool:
     """Whether a call is a copy from system to local memory with both strides explicit."""
-    kinds = (Position, System, Dim4, Dim4, Dim4)
+    kinds = (Position, SystemPlace, Dim4, Dim4, Dim4)
     args = each.call.args
     fits = len(args) == len(kinds) and all(map(isinstance, args, kinds))
     return each.call.name == COPY and fits
@@ -103,7 +103,7 @@ SHORTEST = 2
 
 
 @frozen
-class Layer:
+class LayerLines:
     """A layer's number, its comment (what it computes and moves for other layers) and its lines."""
 
     number: int
@@ -117,22 +117,24 @@ class Layer:
 
 
 @frozen
-class Function:
+class LayerFunction:
     """A C function, and each layer's call of it by layer number."""
 
     text: str
     calls: Mapping[int, str]
 
 
-def layers(program: Program, calls: Sequence[Instruction], places: Places, copies: Copies) -> list[Layer]:
+def layers(
+    program: Program, calls: Sequence[Instruction], places: BufferConstants, copies: Copies
+) -> list[LayerLines]:
     """The layers in execution order. Their copies from system memory are appended to `copies`."""
-    waiting, found = iter(calls), list[Layer]()
+    waiting, found = iter(calls), list[LayerLines]()
     for number, (regions, what) in enumerate(zip(table_of(program).layers, layers_of(program), strict=True)):
         own = [(region, [next(waiting) for _ in region.calls]) for region in regions]
         heading = " ".join((f"layer {number}:", what.op, what.tensor))
         lines = [line for region, each in own for line in _lines(region, each, places, copies, heading)]
         for_others = dict.fromkeys(call.tensor for _, each in own for call in each if call.tensor != what.tensor)
-        found.append(Layer(number, _comment(heading, what, list(for_others)), tuple(rolled(lines))))
+        found.append(LayerLines(number, _comment(heading, what, list(for_others)), tuple(rolled(lines))))
     return found
 
 
@@ -149,7 +151,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _lines(
-    region: Region, calls: Sequence[Instruction], places: Places, copies: Copies, title: str
+    region: CallRegion, calls: Sequence[Instruction], places: BufferConstants, copies: Copies, title: str
 ) -> Iterator[str]:
     """The statements of a region; consecutive copies become one call of `load`."""
     kind = "npuc" if any(call.call.name.startswith(FIRMWARE) for call in calls) else "okk"
@@ -168,15 +170,15 @@ def _lines(
         yield f"{kind}_parallel_end();"
 
 
-def functions(made: Sequence[Layer]) -> list[Function]:
+def functions(made: Sequence[LayerLines]) -> list[LayerFunction]:
     """One function per layer, or per group of layers that make the same calls at different addresses."""
-    alike: dict[object, list[Layer]] = {}
+    alike: dict[object, list[LayerLines]] = {}
     for layer in made:
         alike.setdefault(_shape(layer), []).append(layer)
     return [_shared(group) if len(group) > 1 else _alone(group[0]) for group in alike.values()]
 
 
-def _shape(layer: Layer) -> object:
+def _shape(layer: LayerLines) -> object:
     """The key of layers that share a function: everything but addresses and rows of the copy table."""
     if len(layer.lines) < SHORTEST or any("static const" in line for line in layer.lines):
         return layer.number
@@ -192,13 +194,13 @@ def _fixed(statement: Statement) -> tuple[str, ...]:
     return tuple("" if value.base else value.text for value in statement.values)
 
 
-def _alone(layer: Layer) -> Function:
+def _alone(layer: LayerLines) -> LayerFunction:
     function = f"layer_{layer.number}"
     text = _function(layer.comment, f"{function}(const arguments *to)", layer.lines)
-    return Function(text, {layer.number: f"{function}(to)"})
+    return LayerFunction(text, {layer.number: f"{function}(to)"})
 
 
-def _shared(group: Sequence[Layer]) -> Function:
+def _shared(group: Sequence[LayerLines]) -> LayerFunction:
     """A function for several layers, and the table of the values that differ."""
     columns = list(
         zip(*([each for line in layer.statements for each in line.values] for layer in group), strict=True)
@@ -210,7 +212,7 @@ def _shared(group: Sequence[Layer]) -> Function:
     function, comment = f"layers_{group[0].number}", "\n".join(layer.comment for layer in group)
     if not differing:
         text = _function(comment, f"{function}(const arguments *to)", body)
-        return Function(text, {layer.number: f"{function}(to)" for layer in group})
+        return LayerFunction(text, {layer.number: f"{function}(to)" for layer in group})
     rows = [
         f"{INDENT}{{{', '.join(column[at].text for column in differing)}}},  {c_comment(f'layer {layer.number}')}"
         for at, layer in enumerate(group)
@@ -218,7 +220,7 @@ def _shared(group: Sequence[Layer]) -> Function:
     head = f"static const int {function}_at[{len(group)}][{len(differing)}] = {{"
     text = _function(comment, f"{function}(const arguments *to, const int *at)", body)
     calls = {layer.number: f"{function}(to, {function}_at[{at}])" for at, layer in enumerate(group)}
-    return Function("\n".join((head, *rows, "};\n", text)), calls)
+    return LayerFunction("\n".join((head, *rows, "};\n", text)), calls)
 
 
 def _function(comment: str, declared: str, lines: Sequence[str]) -> str:
@@ -266,7 +268,7 @@ NOTICE = """\
 def device_code(program: Program, contents: Contents, cycles: int) -> str:
     """The C file of a program. contents: its contents, with the kernel's name. Raises ArtefactError (E502)."""
     calls = instructions(program)
-    places, copies = Places.of(program, calls), Copies(contents.places)
+    places, copies = BufferConstants.of(program, calls), Copies(contents.places)
     made = functions(layers(program, calls, places, copies))
     parts = [_head(contents, contents.machine, cycles), _enumeration(list(places.definitions())), copies.text()]
     parts += [each.text for each in made]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from npuc.targets.bm1684.program.artefact import Contents, Region
+from npuc.targets.bm1684.program.artefact import Contents, MemoryRegion
 from npuc.text.escaping import c_string
 
 TEXT = """\
@@ -122,5 +122,5 @@ def _regions(contents: Contents) -> Iterator[str]:
         yield f"    {{{c_string(region.name)}, {region.bytes}, {str(read).lower()}, {str(written).lower()}}},"
 
 
-def _is(contents: Contents, region: Region, direction: str) -> bool:
+def _is(contents: Contents, region: MemoryRegion, direction: str) -> bool:
     return any(place.region == region.name and place.direction == direction for place in contents.placements)

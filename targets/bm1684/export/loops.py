@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npuc.frozen import frozen
-from npuc.targets.bm1684.export.statements import MOST, Statement, Value, follows, step
+from npuc.targets.bm1684.export.statements import MOST, CValue, Statement, follows, step
 
 LONGEST = 12
 """The most statements in a loop body."""
@@ -84,7 +84,7 @@ def _grows(statements: Sequence[Statement], first: int, later: int, period: int,
     return all(follows(start, second, value, count) for start, second, value in columns)
 
 
-def _columns(statements: Sequence[Statement], at: int, period: int, count: int) -> list[list[Value]]:
+def _columns(statements: Sequence[Statement], at: int, period: int, count: int) -> list[list[CValue]]:
     """Each value of a loop body in every iteration."""
     return [
         [statements[at + turn * period + j].values[k] for turn in range(count)]
@@ -96,7 +96,7 @@ def _columns(statements: Sequence[Statement], at: int, period: int, count: int) 
 def _loop(statements: Sequence[Statement], at: int, period: int, count: int) -> _Loop | None:
     """The loop of `count` iterations; None if its table would be too wide, or a number too large for an int."""
     written: list[str] = []
-    table: dict[tuple[Value, ...], str] = {}
+    table: dict[tuple[CValue, ...], str] = {}
     for column in _columns(statements, at, period, count):
         if all(follows(column[0], column[1], later, turn) for turn, later in enumerate(column)):
             written.append(column[0].growing(step(column[0], column[1]) or 0))

@@ -28,7 +28,7 @@ WEIGHTS: Mapping[str, Callable[[tuple[Any, ...]], str]] = {
 
 
 @frozen
-class Places:
+class BufferConstants:
     """The local-memory buffers that calls use, each with a constant named after it."""
 
     buffers: Sequence[Occupied]
@@ -38,7 +38,7 @@ class Places:
     """The shape and layout of each buffer's content."""
 
     @classmethod
-    def of(cls, program: Program, calls: Sequence[Instruction]) -> Places:
+    def of(cls, program: Program, calls: Sequence[Instruction]) -> BufferConstants:
         """The buffers of a program's calls. Raises ArtefactError (E502) for a damaged manifest."""
         regions = 1 + max((call.region for call in calls), default=-1)
         found = _Finder(Contents.occupied(program.manifest, regions))

@@ -11,7 +11,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.self_test.comparing import FOLDER, comparing
 from npuc.targets.bm1684.export.sdk import build_files
-from npuc.targets.bm1684.program.artefact import WEIGHTS_FILE, Placement, Region, to_words
+from npuc.targets.bm1684.program.artefact import WEIGHTS_FILE, KernelPort, MemoryRegion, to_words
 from npuc.targets.bm1684.simulate.running import Runner
 
 ROOM = 1e-4
@@ -28,7 +28,7 @@ check: {name}_launch npuc_compare
 """
 
 
-class _Recorder(Runner):
+class _RegionRecorder(Runner):
     """A runner that keeps the input and output regions of every sample, as the launcher reads and writes them."""
 
     def __init__(self, program: Program) -> None:
@@ -49,7 +49,7 @@ class _Recorder(Runner):
         starts = [(self.starts[region.name], region.bytes) for region, _ in self.placed(direction)]
         return [memory[start : start + size].tobytes() for start, size in starts]
 
-    def placed(self, direction: str) -> list[tuple[Region, Placement]]:
+    def placed(self, direction: str) -> list[tuple[MemoryRegion, KernelPort]]:
         """The input or output regions in the launcher's order, each with its first placement."""
         places = {each.region: each for each in reversed(self.contents.placements) if each.direction == direction}
         return [(each, places[each.name]) for each in self.contents.regions if each.name in places]
@@ -61,7 +61,7 @@ def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
     inputs: (samples, *shape) by name. Expected outputs come from npuc's chip model, which executes the call table
     on system memory.
     """
-    recorder = _Recorder(program)
+    recorder = _RegionRecorder(program)
     recorder(inputs)
     made: dict[str, bytes] = {}
     for role, samples in (("input", recorder.given), ("output", recorder.wanted)):
@@ -80,7 +80,7 @@ def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
     return {**made, **comparing(), "Makefile": makefile.encode()}
 
 
-def _commands(kernel: str, folder: str, recorder: _Recorder) -> Iterator[str]:
+def _commands(kernel: str, folder: str, recorder: _RegionRecorder) -> Iterator[str]:
     """The commands that run a sample and compare its outputs."""
     inputs = [f"{folder}/input_{number}.bin" for number in range(len(recorder.placed("input")))]
     outputs = recorder.placed("output")
@@ -91,7 +91,7 @@ def _commands(kernel: str, folder: str, recorder: _Recorder) -> Iterator[str]:
         yield f"./npuc_compare {file} {folder}/output_{number}.bin {kind}"
 
 
-def _mask(region: Region, place: Placement) -> bytes:
+def _mask(region: MemoryRegion, place: KernelPort) -> bytes:
     """The mask of an output region: one byte per byte, 1 where it belongs to an image of the batch."""
     bits = np.zeros(region.bytes, np.uint8)
     bits[place.address : place.address + place.bytes] = to_words(np.ones(place.shape, np.int8), "int8")

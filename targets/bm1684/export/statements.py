@@ -14,7 +14,7 @@ MOST = 1 << 31
 
 
 @frozen
-class Value:
+class CValue:
     """A number or an address, as written in C."""
 
     text: str
@@ -24,7 +24,7 @@ class Value:
     """The number, or the byte offset from the buffer's start."""
 
     @classmethod
-    def of(cls, text: str) -> Value:
+    def of(cls, text: str) -> CValue:
         """Parses a value as it is written in a line."""
         base, _, offset = text.partition(" + ") if text.startswith("AT_") else ("", "", text)
         return cls(text, base, int(offset or "0", 0))
@@ -44,13 +44,13 @@ class Statement:
     """A line split into its values and the texts around them."""
 
     texts: tuple[str, ...]
-    values: tuple[Value, ...]
+    values: tuple[CValue, ...]
 
     @classmethod
     def of(cls, line: str) -> Statement:
         """Splits a line."""
         parts = VALUE.split(line)
-        return cls(tuple(parts[::2]), tuple(map(Value.of, parts[1::2])))
+        return cls(tuple(parts[::2]), tuple(map(CValue.of, parts[1::2])))
 
     def line(self, values: Sequence[str]) -> str:
         """The line with its values replaced by these."""
@@ -60,12 +60,12 @@ class Statement:
         return "".join(written)
 
 
-def step(first: Value, second: Value) -> int | None:
+def step(first: CValue, second: CValue) -> int | None:
     """The difference between two values; None if they are offsets in different buffers."""
     return second.number - first.number if first.base == second.base else None
 
 
-def follows(first: Value, second: Value, later: Value, count: int) -> bool:
+def follows(first: CValue, second: CValue, later: CValue, count: int) -> bool:
     """Whether `later` is `first` plus `count` times the step from `first` to `second`."""
     by = step(first, second)
     return (

@@ -15,11 +15,11 @@ from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.targets.bm1684.lowering import matrices, moves
 from npuc.targets.bm1684.lowering.extents import within
-from npuc.targets.bm1684.lowering.kernel import Call, Load, Local, Step, System, call
+from npuc.targets.bm1684.lowering.kernel import Call, Load, Local, Step, SystemPlace, call
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.lowering.orders import ordered
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known, local_shape, merged
-from npuc.targets.bm1684.lowering.weights import ALIGNMENT, Weights
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known, local_shape, merged
+from npuc.targets.bm1684.lowering.weights import ALIGNMENT, ConstantRegion
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
 
@@ -38,13 +38,13 @@ class Lowering:
         self.loads: dict[str, tuple[Load, ...]] = {}
         self.buffers: dict[str, int] = {}
         self.scratch = 0
-        self.weights = Weights()
+        self.weights = ConstantRegion()
         self._local: dict[str, Tensor] = {}
-        self._views: dict[str, View] = {}
+        self._views: dict[str, SystemView] = {}
         self._residents: dict[str, set[str]] = {}
         self._homes: dict[str, tuple[str, int]] = {}
         self._joined: dict[str, tuple[str, int, int]] = {}
-        self._wholes: dict[str, View] = {}
+        self._wholes: dict[str, SystemView] = {}
         self._last = _last_readers(graph)
         self.node = Node("", (), ("",))
         self.sources: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Lowering:
         self.regions = {name: f"input{i}" for i, name in enumerate(graph.inputs)}
         self.outputs = {name: f"output{i}" for i, name in enumerate(graph.outputs)}
         for name, region in self.regions.items():
-            self._views[name] = View.continuous(region, 0, graph.shape(name))
+            self._views[name] = SystemView.continuous(region, 0, graph.shape(name))
 
     # buffers and steps
 
@@ -88,7 +88,7 @@ class Lowering:
         def loads(first: int, last: int) -> tuple[Call, ...]:
             strides = Dim4(columns * count, columns, columns, 1)
             shape, place = Dim4(1, count, 1, last - first), at.shifted(ELEMENT * first)
-            system = System(WEIGHTS, source + ELEMENT * first)
+            system = SystemPlace(WEIGHTS, source + ELEMENT * first)
             return (call("gdma_32bit_cpy_S2L", place, system, shape, strides, strides),)
 
         self.loads[at.buffer] = (Load(at.buffer, columns, loads),)
@@ -98,10 +98,10 @@ class Lowering:
         """A constant (N, C, H, W) in local memory, loaded before it is read."""
         shape = Dim4(*values.shape)
         tensor = self.new(stem, shape, npu)
-        self.fill(tensor, View.continuous(WEIGHTS, self.weights.image(values) // ELEMENT, shape))
+        self.fill(tensor, SystemView.continuous(WEIGHTS, self.weights.image(values) // ELEMENT, shape))
         return tensor
 
-    def fill(self, tensor: Tensor, view: View, given: Dim4 | None = None) -> None:
+    def fill(self, tensor: Tensor, view: SystemView, given: Dim4 | None = None) -> None:
         """Has a tensor loaded before it is read, from a view of weights or an input (present from the start).
 
         given: the strides of a part of a larger tensor, of one image.
@@ -150,7 +150,7 @@ class Lowering:
         self._local.setdefault(name, tensor)
         return tensor
 
-    def fetch(self, stem: str, view: View, shape: Dim4, npu: int = 0) -> Tensor:
+    def fetch(self, stem: str, view: SystemView, shape: Dim4, npu: int = 0) -> Tensor:
         """A view of system memory loaded into local memory as `shape`.
 
         The shape has the view's number of elements, or is that of a matrix with a partial last channel.
@@ -166,7 +166,7 @@ class Lowering:
         self.emit(*moves.loads(tensor, shaped, self.machine))
         return tensor
 
-    def _fetched_matrix(self, stem: str, view: View, shape: Dim4, npu: int) -> Tensor:
+    def _fetched_matrix(self, stem: str, view: SystemView, shape: Dim4, npu: int) -> Tensor:
         """A loaded matrix whose last channel is partial."""
         columns = view.shape[-1]
         rows = view.reshaped((shape.n, columns))
@@ -181,16 +181,16 @@ class Lowering:
             self.emit(*calls)
         return tensor
 
-    def _from_start(self, view: View) -> bool:
+    def _from_start(self, view: SystemView) -> bool:
         """Whether the view's data exists before the first step: weights or an input."""
         return view.region in (WEIGHTS, *self.regions.values())
 
-    def view(self, name: str) -> View:
+    def view(self, name: str) -> SystemView:
         """The tensor in system memory, in its shape in the graph; stored if need be."""
         if name not in self._views:
             value = self.graph.constant(name)
             if value is not None:
-                view = View.continuous(WEIGHTS, self.weights.image(value) // ELEMENT, value.shape)
+                view = SystemView.continuous(WEIGHTS, self.weights.image(value) // ELEMENT, value.shape)
             else:
                 found = ordered(self.graph, name, self._local[name], self.destination, self.machine)
                 view = found or self.destination(name)
@@ -198,30 +198,34 @@ class Lowering:
             self._views[name] = view
         return self._views[name]
 
-    def continuous(self, view: View) -> View:
+    def continuous(self, view: SystemView) -> SystemView:
         """The view in the continuous layout, copied if need be."""
         to = self.scratch_view(view.shape)
-        if all(len(axis) == 1 for axis in view.axes) and View(view.region, view.offset, to.axes) == view:
+        if all(len(axis) == 1 for axis in view.axes) and SystemView(view.region, view.offset, to.axes) == view:
             return view
         self.emit(*moves.copies(to, view))
         return to
 
-    def reshaped(self, view: View, shape: Sequence[int]) -> View:
+    def reshaped(self, view: SystemView, shape: Sequence[int]) -> SystemView:
         """The view in another shape, copied if need be: a contiguous view can have every shape."""
         return view.reshaped(shape) or known(self.continuous(view).reshaped(shape))
 
-    def scratch_view(self, shape: Sequence[int]) -> View:
+    def scratch_view(self, shape: Sequence[int]) -> SystemView:
         """A newly allocated view of the scratch region."""
         at = self.scratch // ELEMENT
         self.scratch += ceil_div(ELEMENT * prod(shape), ALIGNMENT) * ALIGNMENT
-        return View.continuous(SCRATCH, at, shape)
+        return SystemView.continuous(SCRATCH, at, shape)
 
-    def destination(self, name: str) -> View:
+    def destination(self, name: str) -> SystemView:
         """The view that a tensor is stored to: its output region, or new scratch."""
         shape = self.graph.shape(name)
-        return View.continuous(self.outputs[name], 0, shape) if name in self.outputs else self.scratch_view(shape)
+        return (
+            SystemView.continuous(self.outputs[name], 0, shape)
+            if name in self.outputs
+            else self.scratch_view(shape)
+        )
 
-    def store(self, view: View, tensor: Tensor) -> None:
+    def store(self, view: SystemView, tensor: Tensor) -> None:
         """Stores a local tensor to system memory, in the view's shape."""
         shape = tensor.shape
         if prod(view.shape) != prod(shape):
@@ -279,17 +283,17 @@ class Lowering:
         """Whether the tensor is stored in its Concat when it is computed."""
         return name in self._joined
 
-    def whole(self, name: str) -> View:
+    def whole(self, name: str) -> SystemView:
         """The view of a Concat in system memory."""
         if name not in self._wholes:
             self._wholes[name] = self.destination(name)
         return self._wholes[name]
 
-    def part(self, name: str, whole: str, axis: int, first: int) -> View:
+    def part(self, name: str, whole: str, axis: int, first: int) -> SystemView:
         """The view of an operand's part of a Concat in system memory."""
         return known(self.whole(whole).sliced(axis, first, self.graph.shape(name)[axis]))
 
-    def define_view(self, name: str, view: View) -> None:
+    def define_view(self, name: str, view: SystemView) -> None:
         """Records where a tensor of the graph is in system memory."""
         self._views[name] = view
 
@@ -340,8 +344,8 @@ class Lowering:
             self.regions, self.outputs, self._local,
         )  # fmt: skip
 
-    def _deliver(self, name: str, view: View | None) -> None:
-        to = View.continuous(self.outputs[name], 0, self.graph.shape(name))
+    def _deliver(self, name: str, view: SystemView | None) -> None:
+        to = SystemView.continuous(self.outputs[name], 0, self.graph.shape(name))
         if view is None:
             self.store(to, self._local[name])
         else:

@@ -26,7 +26,7 @@ PIECE_BYTES = 24 * 1024
 
 
 @frozen
-class Form:
+class ConvForm:
     """A convolution's window, weights (O, I / group, kh, kw), bias and whether it adds to its output."""
 
     window: Window
@@ -34,18 +34,18 @@ class Form:
     bias: Array | None
     add: bool
 
-    def channels(self, first: int, last: int) -> Form:
+    def channels(self, first: int, last: int) -> ConvForm:
         """The form restricted to output channels [first, last)."""
         bias = None if self.bias is None else self.bias[first:last]
         return replace(self, weights=self.weights[first:last], bias=bias)
 
-    def inputs(self, first: int, last: int) -> Form:
+    def inputs(self, first: int, last: int) -> ConvForm:
         """The form restricted to input channels [first, last), added to the sums of the preceding ones."""
         bias, add = (self.bias, self.add) if first == 0 else (None, True)
         return replace(self, weights=self.weights[:, first:last], bias=bias, add=add)
 
 
-def form_of(lo: Lowering, node: Node, *, add: bool) -> Form:
+def form_of(lo: Lowering, node: Node, *, add: bool) -> ConvForm:
     """The form of a Conv. Raises UnsupportedOperator (E202) if weights or bias are not constant."""
     weights = lo.graph.constant(node.inputs[1])
     if weights is None:
@@ -54,10 +54,10 @@ def form_of(lo: Lowering, node: Node, *, add: bool) -> Form:
     bias = lo.graph.constant(node.inputs[2]) if biased else None
     if biased and bias is None:
         raise lo.refusal(f"the bias '{node.inputs[2]}' is computed at run time")
-    return Form(window_of(node, weights.shape[2:]), weights, bias, add)
+    return ConvForm(window_of(node, weights.shape[2:]), weights, bias, add)
 
 
-def convolve(lo: Lowering, form: Form, x: Tensor, out: Tensor, last: Node) -> None:
+def convolve(lo: Lowering, form: ConvForm, x: Tensor, out: Tensor, last: Node) -> None:
     """Emits dense convolution calls, one per piece of output channels, with the activation on every piece.
 
     Weights that do not fit are divided further: each piece serves one image after the other, and if a single block
@@ -80,7 +80,7 @@ def convolve(lo: Lowering, form: Form, x: Tensor, out: Tensor, last: Node) -> No
 
 
 def _emit_piece(
-    lo: Lowering, form: Form, images: Sequence[tuple[Tensor, Tensor]], last: Node | None, rows: int
+    lo: Lowering, form: ConvForm, images: Sequence[tuple[Tensor, Tensor]], last: Node | None, rows: int
 ) -> None:
     """Emits one step: weights in `rows` block rows, used for every image, and the activation of `last`."""
     image = weight_image(lo, taps(form.weights), form.bias, images[0][1].at.npu, rows)
@@ -107,7 +107,7 @@ def row_bytes(weights: Array) -> int:
     return ELEMENT * ceil_div(weights.shape[1], 2) * 2 * weights.shape[2] * weights.shape[3]
 
 
-def _input_slices(form: Form, room: int) -> Iterator[tuple[int, int]]:
+def _input_slices(form: ConvForm, room: int) -> Iterator[tuple[int, int]]:
     """Ranges [first, behind) of input channels: all if a block row fits, else the fewest that fit in pairs."""
     inputs, size = form.weights.shape[1], row_bytes(form.weights) + ELEMENT
     parts = 1 if size <= room else ceil_div(2 * size, max(room, 1))
@@ -142,7 +142,7 @@ def taps(weights: Array) -> Array:
     return np.moveaxis(to_2ic_mode(np.swapaxes(weights, 0, 1)), 0, 1).reshape(len(weights), -1)
 
 
-def conv_call(form: Form, image: Image, x: Tensor, out: Tensor) -> Call:
+def conv_call(form: ConvForm, image: Image, x: Tensor, out: Tensor) -> Call:
     """The call of a dense convolution with the weights of an image."""
     O, I, kh, kw = form.weights.shape  # noqa: E741
     (at, bias), w = image, form.window
@@ -181,4 +181,4 @@ def padding(window: Window, x: Dim4, out: Dim4) -> Padding:
 def band(lo: Lowering, weights: Array, bias: Array, x: Tensor, out: Tensor, last: Node) -> None:
     """A product along the channels, weights (O, I) and bias (O,), as a 1x1 convolution."""
     window = Window((1, 1), (1, 1), (0, 0), (0, 0), (1, 1))
-    convolve(lo, Form(window, weights[:, :, np.newaxis, np.newaxis], bias, False), x, out, last)
+    convolve(lo, ConvForm(window, weights[:, :, np.newaxis, np.newaxis], bias, False), x, out, last)

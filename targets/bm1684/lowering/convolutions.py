@@ -17,7 +17,7 @@ from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.conv_calls import (
-    Form,
+    ConvForm,
     block_diagonal,
     block_rows,
     conv_call,
@@ -31,7 +31,7 @@ from npuc.targets.bm1684.lowering.conv_calls import (
 from npuc.targets.bm1684.lowering.elementwise import activation
 from npuc.targets.bm1684.lowering.kernel import Call, Pair, call
 from npuc.targets.bm1684.lowering.slicing import SHARE
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 
@@ -78,7 +78,7 @@ def stream(lo: Lowering, node: Node) -> None:
     lo.define(node.output, out)
 
 
-def _folded(lo: Lowering, form: Form, view: View) -> tuple[Form, View]:
+def _folded(lo: Lowering, form: ConvForm, view: SystemView) -> tuple[ConvForm, SystemView]:
     """The convolution with rows of the image turned into channels, if its stride allows it and it costs less.
 
     Row f * q + p of channel c becomes row q of channel p * C + c, likewise in the kernel. Windows of 7 rows with
@@ -95,7 +95,7 @@ def _folded(lo: Lowering, form: Form, view: View) -> tuple[Form, View]:
     return forms[best], folded_view(view, best)
 
 
-def folds(form: Form, view: View) -> list[int]:
+def folds(form: ConvForm, view: SystemView) -> list[int]:
     """How many rows of the image may become one: 1, and more that its stride and its rows are multiples of."""
     stride, rows = form.window.strides[0], view.shape[2]
     if form.window.dilations[0] > 1 or len(view.axes[2]) > 1:
@@ -103,7 +103,7 @@ def folds(form: Form, view: View) -> list[int]:
     return [each for each in range(1, stride + 1) if stride % each == rows % each == 0]
 
 
-def folded_view(view: View, by: int) -> View:
+def folded_view(view: SystemView, by: int) -> SystemView:
     """The image with every `by` rows turned into channels of one row."""
     if by == 1:
         return view
@@ -111,7 +111,7 @@ def folded_view(view: View, by: int) -> View:
     return replace(view, axes=(batch, ((by, step), *channels), ((extent // by, step * by),), columns))
 
 
-def fold(form: Form, by: int) -> Form:
+def fold(form: ConvForm, by: int) -> ConvForm:
     """The convolution of an image with every `by` rows turned into channels of one row."""
     if by == 1:
         return form
@@ -128,13 +128,13 @@ def fold(form: Form, by: int) -> Form:
     return replace(form, window=folded, weights=weights.reshape(outputs, by * inputs, kernel, width))
 
 
-def _cost(form: Form, channels: int, lo: Lowering) -> int:
+def _cost(form: ConvForm, channels: int, lo: Lowering) -> int:
     """Cycles of 16 groups of the result with this number of input channels."""
     kernel, stride = form.window.kernel, form.window.strides[1]
     return timing.conv2d(16, channels, kernel[0], kernel[1], stride, form.bias is not None, lo.machine)
 
 
-def _cheapest_channels(form: Form, channels: int, lo: Lowering) -> int:
+def _cheapest_channels(form: ConvForm, channels: int, lo: Lowering) -> int:
     """The number of input channels, padded up to four, that costs least: three cost more than four."""
     return min(range(channels, max(channels, 4) + 1), key=lambda count: (_cost(form, count, lo), count))
 
@@ -154,7 +154,9 @@ def strip_rows(out: Dim4, strips: int) -> int:
     return ceil_div(ceil_div(out.h, strips), step) * step
 
 
-def _strip(lo: Lowering, view: View, image: Dim4, window: Window, first: int, count: int) -> tuple[Tensor, Window]:
+def _strip(
+    lo: Lowering, view: SystemView, image: Dim4, window: Window, first: int, count: int
+) -> tuple[Tensor, Window]:
     """The image rows that `count` output rows read, padded with zero channels, and the window on them."""
     low = first * window.strides[0] - window.begins[0]
     high = (first + count - 1) * window.strides[0] + window.reach[0] - window.begins[0]
@@ -165,7 +167,7 @@ def _strip(lo: Lowering, view: View, image: Dim4, window: Window, first: int, co
     have = prod(extent for extent, _ in view.axes[1])
     lo.fill(x.channels(0, have, lo.machine), part)
     if have < image.c:
-        zeros = View(
+        zeros = SystemView(
             WEIGHTS,
             lo.weights.zeros(image.w) // ELEMENT,
             (((1, 0),), ((image.c - have, 0),), ((x.shape.h, 0),), ((image.w, 1),)),
@@ -216,7 +218,9 @@ def _convolve(lo: Lowering, node: Node, last: Node, out: Tensor, *, add: bool) -
         convolve(lo, part, source, target, last)
 
 
-def _groups(lo: Lowering, form: Form, x: Tensor, out: Tensor, group: int) -> Iterator[tuple[Form, Tensor, Tensor]]:
+def _groups(
+    lo: Lowering, form: ConvForm, x: Tensor, out: Tensor, group: int
+) -> Iterator[tuple[ConvForm, Tensor, Tensor]]:
     """Each group separately, or several merged into one with zero weights where that costs no more."""
     if group == 1:
         yield form, x, out
@@ -246,7 +250,7 @@ def _together(group: int, inputs: int, outputs: int, npus: int) -> int:
     return min((count for count in range(1, group + 1) if group % count == 0), key=cost)
 
 
-def _depthwise_calls(lo: Lowering, form: Form, x: Tensor, out: Tensor, last: Node) -> None:
+def _depthwise_calls(lo: Lowering, form: ConvForm, x: Tensor, out: Tensor, last: Node) -> None:
     """One call; if the weights do not fit, a piece of them at a time, for one image after the other."""
     x = lo.local(last.inputs[0], npu=out.at.npu) if x.at.npu != out.at.npu else x
     C, (kh, kw), room = out.shape.c, form.window.kernel, lo.room(x, out)
@@ -261,7 +265,7 @@ def _depthwise_calls(lo: Lowering, form: Form, x: Tensor, out: Tensor, last: Nod
 
 
 def _depthwise_piece(
-    lo: Lowering, form: Form, images: Sequence[tuple[Tensor, Tensor]], last: Node, rows: int
+    lo: Lowering, form: ConvForm, images: Sequence[tuple[Tensor, Tensor]], last: Node, rows: int
 ) -> None:
     (kh, kw), w = form.window.kernel, form.window
     at, bias = weight_image(lo, form.weights.reshape(-1, kh * kw), form.bias, images[0][1].at.npu, rows)
@@ -289,7 +293,7 @@ def conv_transpose(lo: Lowering, node: Node) -> None:
     group, (inputs, outputs) = GROUP(node), weights.shape[:2]
     turned = weights[:, :, ::-1, ::-1].reshape(group, inputs // group, outputs, *w.kernel).swapaxes(1, 2)
     window = Window(w.kernel, (1, 1), (before[0], before[1]), (0, 0), w.dilations)
-    form = Form(window, turned.reshape(group * outputs, inputs // group, *w.kernel), bias, False)
+    form = ConvForm(window, turned.reshape(group * outputs, inputs // group, *w.kernel), bias, False)
     out = lo.output(node.output, shape)
     for part, source, target in _groups(lo, form, spread, out, group):
         convolve(lo, part, source, target, node)

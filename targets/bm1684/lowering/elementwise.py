@@ -153,7 +153,7 @@ def _result(lo: Lowering, node: Node, like: Tensor, other: Tensor | None = None)
 
 
 @frozen
-class Function:
+class ComposedFunction:
     """A composed function under construction: operand x, result y, temporaries of the same shape, calls."""
 
     lo: Lowering
@@ -198,7 +198,7 @@ class Function:
 TERMS = 10
 """Terms of the series of exp, sigmoid and tanh: more give the same fp32 values (the interface's default: 32)."""
 
-Recipe = Callable[[Function], object]
+Recipe = Callable[[ComposedFunction], object]
 
 
 def unary(recipe: Callable[[Node], Recipe]) -> Callable[[Lowering, Node], None]:
@@ -216,7 +216,7 @@ def one_operand(lo: Lowering, node: Node, recipe: Recipe, *, fresh: bool = False
     computed = (name for name in node.inputs if name and lo.graph.constant(name) is None)
     x = lo.local(next(name for name in computed if lo.graph.shape(name) == whole))
     y = lo.output(node.output, x.shape, x.at.npu) if fresh else _result(lo, node, x)
-    function = Function(lo, x, y, [])
+    function = ComposedFunction(lo, x, y, [])
     recipe(function)
     lo.emit(*function.calls, *activation(node, y))
     lo.define(node.output, y)

@@ -18,9 +18,9 @@ from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.ops.windows import Window
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
-from npuc.targets.bm1684.lowering.conv_calls import Form
+from npuc.targets.bm1684.lowering.conv_calls import ConvForm
 from npuc.targets.bm1684.lowering.convolutions import STRIP_BYTES, STRIPS, fold, folded_view, folds, strip_rows
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known
 from npuc.targets.bm1684.machine import fix8b_timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -36,13 +36,13 @@ class Spread:
     form: the convolution; columns: of a copy; before: how many of them lie before the image in the first one.
     """
 
-    form: Form
+    form: ConvForm
     copies: int
     columns: int
     before: int
 
     @classmethod
-    def of(cls, form: Form, copies: int, out: Dim4) -> Spread:
+    def of(cls, form: ConvForm, copies: int, out: Dim4) -> Spread:
         """Every `copies`-th column of the window remains one."""
         window, (outputs, inputs, height, width) = form.window, form.weights.shape
         left = ceil_div(width, copies)
@@ -70,7 +70,7 @@ class Spread:
         return max(computed, loaded), min(computed, loaded)
 
 
-def strips(lo: Lowering, node: Node, form: Form, out: Dim4) -> Iterator[tuple[Form, Tensor, int, int]]:
+def strips(lo: Lowering, node: Node, form: ConvForm, out: Dim4) -> Iterator[tuple[ConvForm, Tensor, int, int]]:
     """The convolution, the image, and the first row and rows of the result of every strip. out: the result."""
     view = lo.view(node.inputs[0])
     ways: list[tuple[tuple[int, int], int, Spread]] = []
@@ -90,11 +90,11 @@ def strips(lo: Lowering, node: Node, form: Form, out: Dim4) -> Iterator[tuple[Fo
         yield replace(spread.form, window=replace(window, begins=(start - low, 0))), x, first, count
 
 
-def _loaded(lo: Lowering, node: Node, spread: Spread, view: View) -> Tensor:
+def _loaded(lo: Lowering, node: Node, spread: Spread, view: SystemView) -> Tensor:
     """The copies of some rows of the image, with zeros before and behind it."""
     _, channels, rows, columns = view.shape
     x = lo.new(f"{node.inputs[0]}/rows", Dim4(1, spread.copies * channels, rows, spread.columns))
-    zeros = View(WEIGHTS, lo.weights.zeros(spread.columns) // ELEMENT, (((1, 0),),) * 4)
+    zeros = SystemView(WEIGHTS, lo.weights.zeros(spread.columns) // ELEMENT, (((1, 0),),) * 4)
     for number in range(spread.copies):
         copy = x.channels(number * channels, (number + 1) * channels, lo.machine)
         begin = min(max(spread.before - number, 0), spread.columns)
@@ -107,7 +107,7 @@ def _loaded(lo: Lowering, node: Node, spread: Spread, view: View) -> Tensor:
     return x
 
 
-def _wide(view: View, shape: Dim4) -> View:
+def _wide(view: SystemView, shape: Dim4) -> SystemView:
     """A view of data, or of zeros as many as a shape has."""
     if view.shape == tuple(shape):
         return view

@@ -23,9 +23,9 @@ from npuc.ops.windows import Window, window_of
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.bm1684.lowering import first_convs, rearrangements, rules
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
-from npuc.targets.bm1684.lowering.conv_calls import Form, Image, block_diagonal, block_rows, in_rows, padding
+from npuc.targets.bm1684.lowering.conv_calls import ConvForm, Image, block_diagonal, block_rows, in_rows, padding
 from npuc.targets.bm1684.lowering.convolutions import single_rows, streams
-from npuc.targets.bm1684.lowering.kernel import Call, Pair, System, call
+from npuc.targets.bm1684.lowering.kernel import Call, Pair, SystemPlace, call
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
@@ -40,7 +40,7 @@ LAYERS = ("IntConv", "IntRelu", "MaxPool", "Pad", SUM, PRODUCT, LOOKUP)
 
 
 @frozen
-class Parts:
+class IntegerParts:
     """The integer graph in parts: the host's conversions before and after the chip, the chip's part in words."""
 
     before: tuple[Node, ...]
@@ -48,7 +48,7 @@ class Parts:
     after: tuple[Node, ...]
 
 
-def parts(graph: Graph) -> Parts:
+def parts(graph: Graph) -> IntegerParts:
     """The parts of an integer graph whose 8-bit layers all run on the chip."""
     chip, after = list[Node](), list[Node]()
     behind: set[str] = set()
@@ -68,7 +68,7 @@ def parts(graph: Graph) -> Parts:
     outputs = tuple(name for name in graph.tensors if name in made & wanted)
     types = {name: _in_words(each) if name in made | read else each for name, each in graph.tensors.items()}
     words = Graph(graph.name, tuple(chip), inputs, outputs, graph.constants, types, graph.operators)
-    return Parts(tuple(before), words, tuple(after))
+    return IntegerParts(tuple(before), words, tuple(after))
 
 
 def _in_words(each: TensorType) -> TensorType:
@@ -142,7 +142,7 @@ def _words(tensors: Sequence[Tensor], images: int, machine: Machine) -> Iterator
 
 
 @frozen
-class _Layer:
+class _ConvLayer:
     """A convolution: weight bytes (O, columns), the chip's biases and the parameters of the call."""
 
     window: Window
@@ -155,7 +155,7 @@ class _Layer:
     upper: int
     images: int
 
-    def channels(self, first: int, last: int) -> _Layer:
+    def channels(self, first: int, last: int) -> _ConvLayer:
         """The layer restricted to output channels [first, last)."""
         return replace(self, rows=self.rows[first:last], bias=self.bias[first:last])
 
@@ -194,9 +194,9 @@ def _conv(quantised: Quantised, lo: Lowering, node: Node) -> None:
     lo.define(node.output, out)
 
 
-def _stream(lo: Lowering, node: Node, layer: _Layer, out: Tensor) -> None:
+def _stream(lo: Lowering, node: Node, layer: _ConvLayer, out: Tensor) -> None:
     """A dense convolution of a network input, strip by strip; all strips use the same weights."""
-    form = Form(layer.window, lo.graph.constants[node.inputs[1]], None, False)
+    form = ConvForm(layer.window, lo.graph.constants[node.inputs[1]], None, False)
     images: list[Image] = []
     ranges = list(single_rows(out, lo.machine.npus))
     for part, x, first, count in first_convs.strips(lo, node, form, out.shape):
@@ -221,18 +221,18 @@ def _wraps(tensor: Tensor, machine: Machine) -> bool:
     return rows > channels
 
 
-def _part(lo: Lowering, layer: _Layer, x: Tensor, first: int, behind: int) -> Tensor:
+def _part(lo: Lowering, layer: _ConvLayer, x: Tensor, first: int, behind: int) -> Tensor:
     return x.channels(first, behind, lo.machine) if layer.depthwise else x
 
 
-def _layer(quantised: Quantised, lo: Lowering, node: Node, channels: int) -> _Layer:
+def _layer(quantised: Quantised, lo: Lowering, node: Node, channels: int) -> _ConvLayer:
     w, bias, shift = (lo.graph.constants[name] for name in node.inputs[1:4])
     ends = _ends(quantised.zeros, node)
     depthwise = GROUP(node) == channels == len(w) and (channels > 1 or bool(AVERAGE(node)))
     unsigned = ends[1] == UNSIGNED
     assert not (depthwise and RELU(node))
     assert len(set(shift.tolist())) == 1
-    return _Layer(
+    return _ConvLayer(
         window_of(node, w.shape[2:]),
         _depthwise_rows(w) if depthwise else _dense_rows(block_diagonal(w, GROUP(node))),
         chip_bias(w, bias, shift, *ends).astype("<i2"),
@@ -258,13 +258,13 @@ def _dense_rows(w: Array) -> Array:
     return rows.reshape(outputs, -1).view(np.uint8)
 
 
-def _piece(lo: Lowering, layer: _Layer, words: Sequence[tuple[Tensor, Tensor, int]], rows: int) -> None:
+def _piece(lo: Lowering, layer: _ConvLayer, words: Sequence[tuple[Tensor, Tensor, int]], rows: int) -> None:
     """Emits one step: weights in `rows` block rows, used for every word. words: input, output, images."""
     at, bias = _weight_image(lo, layer, words[0][1].at.npu, rows)
     lo.emit(*(_call(layer, (at, bias), *each) for each in words))
 
 
-def _call(layer: _Layer, image: Image, x: Tensor, out: Tensor, images: int) -> Call:
+def _call(layer: _ConvLayer, image: Image, x: Tensor, out: Tensor, images: int) -> Call:
     w = layer.window
     places, window = (out.at, x.at, *image, x.shape), (*w.kernel, padding(w, x.shape, out.shape), Pair(*w.strides))
     numbers = (layer.shift, layer.in_signed, layer.relu)
@@ -273,7 +273,7 @@ def _call(layer: _Layer, image: Image, x: Tensor, out: Tensor, images: int) -> C
     return call("bdc_fix8b_conv2d", *places, out.shape.c, *window, Pair(*w.dilations), *numbers, layer.upper)
 
 
-def _weight_image(lo: Lowering, layer: _Layer, npu: int, rows: int) -> Image:
+def _weight_image(lo: Lowering, layer: _ConvLayer, npu: int, rows: int) -> Image:
     """Places weights and, behind them, biases in block rows, starting at an NPU; returns both addresses."""
     start, npus = (npu, len(layer.rows)) if rows == 1 else (0, lo.machine.npus)
     grids = [
@@ -358,7 +358,9 @@ def _lookup(quantised: Quantised, tables: _Tables, lo: Lowering, node: Node) -> 
     if node.output == next(iter(tables.numbers)):
         lo.emit(
             call(
-                "gdma_fix8b_tables", System(WEIGHTS, lo.weights.image(tables.words.view("<f4"))), len(tables.words)
+                "gdma_fix8b_tables",
+                SystemPlace(WEIGHTS, lo.weights.image(tables.words.view("<f4"))),
+                len(tables.words),
             )
         )
 

@@ -23,7 +23,7 @@ from npuc.ops.attributes import (
     ZERO_POINT,
 )
 from npuc.targets.bm1684.lowering.context import Lowering
-from npuc.targets.bm1684.lowering.elementwise import Function, Recipe, one_operand
+from npuc.targets.bm1684.lowering.elementwise import ComposedFunction, Recipe, one_operand
 
 LARGEST_EXPONENT = 40.0
 """For larger x, tanh(softplus(x)) is 1 in fp32; exp(x)^2 is still finite here."""
@@ -35,13 +35,13 @@ EXP, SIGMOID, TANH, BELOW = (-80.0, 87.0), (-40.0, 40.0), (-20.0, 20.0), (-80.0,
 def _clip(node: Node) -> Recipe:
     low, high = MIN(node), MAX(node)
 
-    def recipe(f: Function) -> None:
+    def recipe(f: ComposedFunction) -> None:
         _between(f, low, high)
 
     return recipe
 
 
-def _between(f: Function, low: float, high: float) -> None:
+def _between(f: ComposedFunction, low: float, high: float) -> None:
     """y = the operand clipped to limits."""
     done = None
     if low == 0:
@@ -55,13 +55,13 @@ def _between(f: Function, low: float, high: float) -> None:
 
 
 def _hard_sigmoid(node: Node) -> Recipe:
-    def recipe(f: Function) -> None:
+    def recipe(f: ComposedFunction) -> None:
         _ramp(f, HARD_ALPHA(node), HARD_BETA(node))
 
     return recipe
 
 
-def _ramp(f: Function, alpha: float, beta: float) -> None:
+def _ramp(f: ComposedFunction, alpha: float, beta: float) -> None:
     """y = alpha * x + beta, clipped to 0..1."""
     f.to("mul_C", alpha)
     f.to("add_C", beta, of=f.y)
@@ -69,7 +69,7 @@ def _ramp(f: Function, alpha: float, beta: float) -> None:
     f.to("min_C", 1.0, of=f.y)
 
 
-def _hard_swish(f: Function) -> None:
+def _hard_swish(f: ComposedFunction) -> None:
     _ramp(f, 1 / 6, 0.5)
     f.both("mul", f.x, f.y)
 
@@ -77,7 +77,7 @@ def _hard_swish(f: Function) -> None:
 def _swish(node: Node) -> Recipe:
     alpha = SWISH_ALPHA(node)
 
-    def recipe(f: Function) -> None:
+    def recipe(f: ComposedFunction) -> None:
         inner = f.x if alpha == 1 else f.to("mul_C", alpha, out=f.temporary())
         f.series("sigmoid", SIGMOID, of=inner)
         f.both("mul", f.x, f.y)
@@ -89,7 +89,7 @@ def _leaky(node: Node) -> Recipe:
     """The larger of x and alpha * x if alpha is at most 1, else the smaller."""
     alpha = LEAKY_ALPHA(node)
 
-    def recipe(f: Function) -> None:
+    def recipe(f: ComposedFunction) -> None:
         f.to("mul_C", alpha)
         f.both("max" if alpha <= 1 else "min", f.x, f.y)
 
@@ -99,7 +99,7 @@ def _leaky(node: Node) -> Recipe:
 def _elu(node: Node) -> Recipe:
     """relu(x) + alpha * (exp(min(x, 0)) - 1)."""
 
-    def recipe(f: Function) -> None:
+    def recipe(f: ComposedFunction) -> None:
         below = f.to("min_C", 0.0, out=f.temporary())
         f.series("exp", BELOW, of=below)
         f.to("add_C", -1.0, of=f.y)
@@ -110,7 +110,7 @@ def _elu(node: Node) -> Recipe:
     return recipe
 
 
-def _mish(f: Function) -> None:
+def _mish(f: ComposedFunction) -> None:
     """x * tanh(log(1 + e)) = x * e (e + 2) / (e (e + 2) + 2) with e = exp(x)."""
     below = f.to("min_C", LARGEST_EXPONENT, out=f.temporary())
     e = f.series("exp", BELOW, out=f.temporary(), of=below)
@@ -126,11 +126,11 @@ ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 """erf(x) = 1 - (a1 t + .. + a5 t^5) exp(-x^2), t = 1 / (1 + p x), x >= 0: Abramowitz and Stegun 7.1.26, 1.5e-7."""
 
 
-def _erf(f: Function) -> None:
+def _erf(f: ComposedFunction) -> None:
     _erf_of(f, 1.0)
 
 
-def _erf_of(f: Function, scale: float) -> None:
+def _erf_of(f: ComposedFunction, scale: float) -> None:
     """y = erf(scale * x): the series on |x|, then the sign, as x / |x|."""
     size = f.temporary()
     f.to("mul_C", -1.0, out=size)
@@ -157,7 +157,7 @@ def _erf_of(f: Function, scale: float) -> None:
 def _gelu(node: Node) -> Recipe:
     tanh = APPROXIMATE(node) == "tanh"
 
-    def recipe(f: Function) -> None:
+    def recipe(f: ComposedFunction) -> None:
         if tanh:
             inner = f.both("mul", f.x, f.x, out=f.temporary())
             f.to("mul_C", 0.044715, out=inner, of=inner)
@@ -174,18 +174,18 @@ def _gelu(node: Node) -> Recipe:
     return recipe
 
 
-def _abs(f: Function) -> None:
+def _abs(f: ComposedFunction) -> None:
     f.to("neg")
     f.both("max", f.x, f.y)
 
 
-def _softsign(f: Function) -> None:
+def _softsign(f: ComposedFunction) -> None:
     _abs(f)
     f.to("add_C", 1.0, of=f.y)
     f.both("div", f.x, f.y)
 
 
-def _always(step: Callable[[Function], object]) -> Callable[[Node], Recipe]:
+def _always(step: Callable[[ComposedFunction], object]) -> Callable[[Node], Recipe]:
     return lambda _node: step
 
 
@@ -197,14 +197,14 @@ def _fake_quantize(node: Node) -> Recipe:
     """The operand quantised and dequantised."""
     scale, zero, dtype = SCALE(node), ZERO_POINT(node), DTYPE(node)
 
-    def recipe(f: Function) -> None:
+    def recipe(f: ComposedFunction) -> None:
         _steps(f, scale, zero, dtype)
         f.to("mul_C", scale, of=f.y)
 
     return recipe
 
 
-def _steps(f: Function, scale: float, zero: int, dtype: str) -> None:
+def _steps(f: ComposedFunction, scale: float, zero: int, dtype: str) -> None:
     """y = the operand divided by the scale, clipped to the integer type's limits minus the zero point, rounded."""
     limits = np.iinfo(dtype)
     f.to("div_C", scale)
@@ -222,7 +222,7 @@ def power(lo: Lowering, node: Node) -> None:
     """Pow with a constant exponent of POWERS."""
     exponent = float(lo.graph.constants[node.inputs[1]].flat[0])
 
-    def recipe(f: Function) -> None:
+    def recipe(f: ComposedFunction) -> None:
         if abs(exponent) == 0.5:
             f.root("sqrt")
         elif abs(exponent) == 1.0:
@@ -241,7 +241,7 @@ def quantize_linear(lo: Lowering, node: Node) -> None:
     """QuantizeLinear: the integers, stored as fp32 numbers."""
     scale, zero, dtype = _quantisation(lo, node, lo.graph.tensors[node.output].dtype)
 
-    def recipe(f: Function) -> None:
+    def recipe(f: ComposedFunction) -> None:
         _steps(f, scale, zero, dtype)
         f.to("add_C", float(zero), of=f.y)
 
@@ -252,7 +252,7 @@ def dequantize_linear(lo: Lowering, node: Node) -> None:
     """DequantizeLinear of integers stored as fp32 numbers."""
     scale, zero, _ = _quantisation(lo, node, lo.graph.tensors[node.inputs[0]].dtype)
 
-    def recipe(f: Function) -> None:
+    def recipe(f: ComposedFunction) -> None:
         f.to("sub_C", float(zero))
         f.to("mul_C", scale, of=f.y)
 

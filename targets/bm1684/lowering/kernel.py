@@ -28,7 +28,7 @@ class Local:
 
 
 @frozen
-class System:
+class SystemPlace:
     """A place in a region of system memory: the byte offset from the region's start."""
 
     region: str
@@ -53,7 +53,7 @@ class Padding:
     right: int
 
 
-Arg = Local | Position | System | Dim4 | Pair | Padding | int | float | bool | None
+Arg = Local | Position | SystemPlace | Dim4 | Pair | Padding | int | float | bool | None
 
 
 @frozen
@@ -120,7 +120,7 @@ class Step:
 
 
 @frozen
-class Region:
+class ParallelRegion:
     """Calls of both engines that run in parallel; no call of one engine touches what the other writes."""
 
     gdma: tuple[Call, ...]
@@ -132,7 +132,7 @@ class Region:
 
 
 @frozen
-class Place:
+class LocalPlace:
     """Bytes [start, end) of every NPU, occupied by a buffer in the regions of steps first..last."""
 
     buffer: str
@@ -146,9 +146,9 @@ class Place:
 class Kernel:
     """The planned program: regions in order, the steps they execute, and the places of all buffers."""
 
-    regions: tuple[Region, ...]
+    regions: tuple[ParallelRegion, ...]
     steps: tuple[Step, ...]
-    places: tuple[Place, ...]
+    places: tuple[LocalPlace, ...]
     """One per buffer, in the order of their placement."""
 
     @property

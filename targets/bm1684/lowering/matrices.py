@@ -13,8 +13,8 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.bm1684.lowering import moves
-from npuc.targets.bm1684.lowering.kernel import Call, System, call
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known, merged
+from npuc.targets.bm1684.lowering.kernel import Call, SystemPlace, call
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known, merged
 from npuc.targets.bm1684.machine.local_memory import Dim4, block
 from npuc.targets.bm1684.machine.parameters import Machine
 
@@ -27,7 +27,7 @@ def padded(values: Array, shape: Dim4) -> Array:
     return np.pad(values, ((0, 0), (0, columns - values.shape[1])), mode="edge").reshape(shape)
 
 
-def loads(tensor: Tensor, view: View, machine: Machine) -> tuple[Call, ...]:
+def loads(tensor: Tensor, view: SystemView, machine: Machine) -> tuple[Call, ...]:
     """The calls that fill (M, C, 1, W) from a view (M, K) whose column axis is a single dimension."""
     (_, columns), shape = view.shape, tensor.shape
     parts = list(_parts(tensor, columns, machine))
@@ -38,7 +38,7 @@ def loads(tensor: Tensor, view: View, machine: Machine) -> tuple[Call, ...]:
     ]
     row_stride = _whole_rows(view, tensor)
     if row_stride is not None:
-        system = System(view.region, ELEMENT * view.offset)
+        system = SystemPlace(view.region, ELEMENT * view.offset)
         extents = (shape.n, columns, shape.w, row_stride)
         calls = [call("gdma_32bit_matrix_S2L", tensor.at, system, *extents)]
     rest = shape.c * shape.w - columns
@@ -51,12 +51,12 @@ def loads(tensor: Tensor, view: View, machine: Machine) -> tuple[Call, ...]:
     return (*calls, *moves.loads(behind, repeated, machine, stride._replace(h=1)))
 
 
-def stores(view: View, tensor: Tensor, machine: Machine) -> tuple[Call, ...]:
+def stores(view: SystemView, tensor: Tensor, machine: Machine) -> tuple[Call, ...]:
     """The calls that store the K columns of (M, C, 1, W) to a view (M, K) whose column axis is one dimension."""
     columns, shape = view.shape[1], tensor.shape
     row_stride = _whole_rows(view, tensor)
     if row_stride is not None:
-        system = System(view.region, ELEMENT * view.offset)
+        system = SystemPlace(view.region, ELEMENT * view.offset)
         return (call("gdma_32bit_matrix_L2S", system, tensor.at, shape.n, columns, shape.w, row_stride),)
     calls: list[Call] = []
     for part, first, stride in _parts(tensor, columns, machine):
@@ -76,11 +76,11 @@ def _parts(tensor: Tensor, columns: int, machine: Machine) -> Iterator[tuple[Ten
         yield Tensor(Dim4(shape.n, 1, 1, rest), at), whole * shape.w, stride
 
 
-def _columns(view: View, first: int, shape: Dim4) -> View:
+def _columns(view: SystemView, first: int, shape: Dim4) -> SystemView:
     return known(known(view.sliced(1, first, shape.c * shape.w)).reshaped(shape))
 
 
-def _whole_rows(view: View, tensor: Tensor) -> int | None:
+def _whole_rows(view: SystemView, tensor: Tensor) -> int | None:
     """The row stride if one matrix call can move the view: from NPU 0, extents up to 65,535; else None."""
     rows, columns = (merged(axis) for axis in view.axes)
     if len(rows) != 1 or columns != ((view.shape[1], 1),) or tensor.at.npu or max(view.shape) > moves.MOST:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import product
 
 from npuc.frozen import frozen
-from npuc.targets.bm1684.lowering.kernel import Call, System, call
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
+from npuc.targets.bm1684.lowering.kernel import Call, SystemPlace, call
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, merged
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -30,7 +30,7 @@ class _Dim:
     b: int
 
 
-def loads(tensor: Tensor, view: View, machine: Machine, stride: Dim4 | None = None) -> tuple[Call, ...]:
+def loads(tensor: Tensor, view: SystemView, machine: Machine, stride: Dim4 | None = None) -> tuple[Call, ...]:
     """The calls that load a tensor from a view with the same four dimensions.
 
     stride: the tensor's strides, if it is part of a larger one.
@@ -38,20 +38,20 @@ def loads(tensor: Tensor, view: View, machine: Machine, stride: Dim4 | None = No
     return tuple(_between(tensor, view, stride or tensor.stride(machine), machine, store=False))
 
 
-def stores(view: View, tensor: Tensor, machine: Machine, stride: Dim4 | None = None) -> tuple[Call, ...]:
+def stores(view: SystemView, tensor: Tensor, machine: Machine, stride: Dim4 | None = None) -> tuple[Call, ...]:
     """The calls that store a tensor to a view with the same four dimensions."""
     return tuple(_between(tensor, view, stride or tensor.stride(machine), machine, store=True))
 
 
-def copies(to: View, source: View) -> tuple[Call, ...]:
+def copies(to: SystemView, source: SystemView) -> tuple[Call, ...]:
     """The calls that copy a view to another one of the same shape."""
     dims = [dim for a, b in zip(to.axes, source.axes, strict=True) for dim in _common(a, b)]
     calls: list[Call] = []
     for at, (n, c, h, w) in _blocks(_joined(dims), 4):
         a, b = (_offset(at, side) for side in ("a", "b"))
         args = (
-            System(to.region, ELEMENT * (to.offset + a)),
-            System(source.region, ELEMENT * (source.offset + b)),
+            SystemPlace(to.region, ELEMENT * (to.offset + a)),
+            SystemPlace(source.region, ELEMENT * (source.offset + b)),
             Dim4(n.extent, c.extent, h.extent, w.extent),
             Dim4(n.a, c.a, h.a, w.a),
             Dim4(n.b, c.b, h.b, w.b),
@@ -76,7 +76,7 @@ def copy(to: Tensor, source: Tensor, machine: Machine) -> Call:
     return call("gdma_32bit_cpy_L2L", to.at, source.at, to.shape, to.stride(machine), source.stride(machine))
 
 
-def _between(tensor: Tensor, view: View, stride: Dim4, machine: Machine, *, store: bool) -> Iterator[Call]:
+def _between(tensor: Tensor, view: SystemView, stride: Dim4, machine: Machine, *, store: bool) -> Iterator[Call]:
     n, c, h, w = (merged(axis) for axis in view.axes)
     others = [*_steps(n, stride.n), *_steps(h, stride.h), *_steps(w, stride.w)]
     *outer, (channels, c_stride) = c
@@ -91,7 +91,7 @@ def _between(tensor: Tensor, view: View, stride: Dim4, machine: Machine, *, stor
         for (start, count), (at, (dn, dh, dw)) in product(pieces, blocks):
             begin = first * channels + start
             part = tensor.channels(begin, begin + count, machine) if begin else tensor
-            system = System(view.region, ELEMENT * (view.offset + base + start * c_stride + _offset(at, "a")))
+            system = SystemPlace(view.region, ELEMENT * (view.offset + base + start * c_stride + _offset(at, "a")))
             local = part.at.shifted(ELEMENT * _offset(at, "b"))
             shape = Dim4(dn.extent, count, dh.extent, dw.extent)
             outside, inside = Dim4(dn.a, c_stride, dh.a, dw.a), Dim4(dn.b, stride.c, dh.b, dw.b)

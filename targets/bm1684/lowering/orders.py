@@ -13,14 +13,16 @@ from npuc.ir import Graph
 from npuc.ops.attributes import PERM
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.kernel import Call, Local
-from npuc.targets.bm1684.lowering.tensors import Tensor, View, local_shape
+from npuc.targets.bm1684.lowering.tensors import SystemView, Tensor, local_shape
 from npuc.targets.bm1684.machine.parameters import Machine
 
 DIRECT = 8
 """The most calls that load a view without a copy before."""
 
 
-def ordered(graph: Graph, name: str, tensor: Tensor, home: Callable[[str], View], machine: Machine) -> View | None:
+def ordered(
+    graph: Graph, name: str, tensor: Tensor, home: Callable[[str], SystemView], machine: Machine
+) -> SystemView | None:
     """Where to store a tensor so that the result of its moves is contiguous; None if that does not pay.
 
     home: returns the contiguous view that a tensor of the graph is stored to.
@@ -32,16 +34,16 @@ def ordered(graph: Graph, name: str, tensor: Tensor, home: Callable[[str], View]
     steps = [prod(extent for extent, _ in dims[at + 1 :]) for at in range(len(dims))]
     before = sorted(zip(dims, steps, strict=True), key=lambda each: -each[0][1])
     axis = tuple((extent, step) for (extent, _), step in before)
-    view = View("", 0, (axis,)).reshaped(graph.shape(name))
+    view = SystemView("", 0, (axis,)).reshaped(graph.shape(name))
     if view is None or not _pays(graph.shape(name), view, moved, tensor, end in graph.outputs, machine):
         return None
     to = home(end)
-    return View(to.region, to.offset, view.axes)
+    return SystemView(to.region, to.offset, view.axes)
 
 
-def _moved(graph: Graph, name: str) -> tuple[str, View]:
+def _moved(graph: Graph, name: str) -> tuple[str, SystemView]:
     """The last of a chain of Reshapes and Transposes (sole readers), as a view of the contiguous tensor."""
-    view = View.continuous("", 0, graph.shape(name))
+    view = SystemView.continuous("", 0, graph.shape(name))
     reader = graph.only_reader(name)
     while reader is not None and reader.op in ("Reshape", "Transpose"):
         shape = graph.shape(reader.output)
@@ -54,14 +56,14 @@ def _moved(graph: Graph, name: str) -> tuple[str, View]:
 
 
 def _pays(
-    shape: Sequence[int], view: View, moved: View, tensor: Tensor, delivered: bool, machine: Machine
+    shape: Sequence[int], view: SystemView, moved: SystemView, tensor: Tensor, delivered: bool, machine: Machine
 ) -> bool:
     """Whether a store in another order costs less than a plain one with the copy or loads that follow it."""
     stored = _stored(view, tensor, machine)
-    plain = _stored(View.continuous("", 0, shape), tensor, machine)
+    plain = _stored(SystemView.continuous("", 0, shape), tensor, machine)
     if stored is None or plain is None:
         return False
-    continuous = View.continuous("", 0, moved.shape)
+    continuous = SystemView.continuous("", 0, moved.shape)
     after = moves.price(moves.copies(continuous, moved), machine)
     form = local_shape(moved.shape)
     if not delivered and len(moved.shape) > 2:
@@ -72,6 +74,6 @@ def _pays(
     return moves.price(stored, machine) < moves.price(plain, machine) + after
 
 
-def _stored(view: View, tensor: Tensor, machine: Machine) -> tuple[Call, ...] | None:
+def _stored(view: SystemView, tensor: Tensor, machine: Machine) -> tuple[Call, ...] | None:
     shaped = view.reshaped(tensor.shape)
     return None if shaped is None else moves.stores(shaped, tensor, machine)

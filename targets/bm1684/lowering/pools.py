@@ -15,7 +15,7 @@ from npuc.ops.attributes import COUNT_INCLUDE_PAD, EPSILON, KERNEL_SHAPE, LRN_AL
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.conv_calls import band, padding
-from npuc.targets.bm1684.lowering.elementwise import Function, activation
+from npuc.targets.bm1684.lowering.elementwise import ComposedFunction, activation
 from npuc.targets.bm1684.lowering.kernel import Call, Local, call
 from npuc.targets.bm1684.lowering.matrices import padded
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
@@ -120,7 +120,7 @@ def prelu(lo: Lowering, node: Node) -> None:
     slope = lo.graph.constants[node.inputs[1]]
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)
-    f = Function(lo, x, y, [])
+    f = ComposedFunction(lo, x, y, [])
     if (slope <= 1).all():
         f.calls.append(_sloped(lo, slope, x, y))
         f.both("max", x, y)
@@ -149,10 +149,10 @@ def instance_norm(lo: Lowering, node: Node) -> None:
     scale, bias = (lo.graph.constants[name] for name in node.inputs[1:3])
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)
-    f = Function(lo, x, y, [])
+    f = ComposedFunction(lo, x, y, [])
     one = lo.new(f"{node.output}/of_channels", x.shape._replace(h=1, w=1), x.at.npu)
     squares = f.temporary()
-    g = Function(lo, one, one, [])
+    g = ComposedFunction(lo, one, one, [])
     lo.emit(over_vector("avg", x, one), with_one(lo, "sub", y, x, one))
     f.both("mul", y, y, out=squares)
     g.to("add_C", EPSILON(node))
@@ -169,7 +169,7 @@ def lrn(lo: Lowering, node: Node) -> None:
     """x * (bias + alpha / size * sum of squares of neighbouring channels) ^ -beta, for beta 0.5, 0.75 or 1."""
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)
-    f = Function(lo, x, y, [])
+    f = ComposedFunction(lo, x, y, [])
     squares = f.both("mul", x, x, out=f.temporary())
     total = f.temporary()
     size, C = SIZE(node), x.shape.c
@@ -184,7 +184,7 @@ def lrn(lo: Lowering, node: Node) -> None:
     lo.define(node.output, y)
 
 
-def _power(lo: Lowering, f: Function, total: Tensor, beta: float) -> None:
+def _power(lo: Lowering, f: ComposedFunction, total: Tensor, beta: float) -> None:
     """y = x * total ^ -beta."""
     root = f.root("sqrt", out=f.temporary(), of=total)
     match beta:

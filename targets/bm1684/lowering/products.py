@@ -14,7 +14,7 @@ from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import activation
 from npuc.targets.bm1684.lowering.kernel import Call, Local, call
 from npuc.targets.bm1684.lowering.matrices import padded
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known, merged
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known, merged
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.matrix_width import CHANNELS_MOST, best_width
 
@@ -71,7 +71,7 @@ def _batched(lo: Lowering, node: Node) -> None:
     lo.define_view(node.output, to)
 
 
-def _of_batch(lo: Lowering, view: View, count: int) -> View:
+def _of_batch(lo: Lowering, view: SystemView, count: int) -> SystemView:
     """A batch as (count, rows, columns), every axis a single dimension."""
     shape = (count, *view.shape[-2:])
     found = view.reshaped(shape)
@@ -80,7 +80,7 @@ def _of_batch(lo: Lowering, view: View, count: int) -> View:
     return found
 
 
-def _matrix_of(view: View, index: int) -> View:
+def _matrix_of(view: SystemView, index: int) -> SystemView:
     return known(known(view.sliced(0, index, 1)).reshaped(view.shape[1:]))
 
 
@@ -196,7 +196,7 @@ def _left_width(lo: Lowering, K: int) -> int:
     return width if K // width <= CHANNELS_MOST else ceil_div(K, lo.machine.npus)
 
 
-def _rows(lo: Lowering, view: View) -> View:
+def _rows(lo: Lowering, view: SystemView) -> SystemView:
     """All matrices of a batch, stacked into one."""
     return lo.reshaped(view, (prod(view.shape[:-1]), view.shape[-1]))
 

@@ -24,7 +24,7 @@ from npuc.ops.attributes import (
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.kernel import call
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known, local_shape
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known, local_shape
 from npuc.targets.bm1684.machine.local_memory import Dim4
 
 
@@ -166,7 +166,7 @@ def _cut(lo: Lowering, node: Node, cuts: Sequence[tuple[int, int, int]]) -> None
     lo.define(node.output, out)
 
 
-def _reversed(lo: Lowering, view: View, axis: int) -> View:
+def _reversed(lo: Lowering, view: SystemView, axis: int) -> SystemView:
     """A copy with the elements of an axis reversed, one by one: the GDMA has no negative strides."""
     count, to = view.shape[axis], lo.scratch_view(view.shape)
     for at in range(count):
@@ -174,7 +174,7 @@ def _reversed(lo: Lowering, view: View, axis: int) -> View:
     return to
 
 
-def _sliced(lo: Lowering, view: View, axis: int, start: int, count: int, step: int = 1) -> View:
+def _sliced(lo: Lowering, view: SystemView, axis: int, start: int, count: int, step: int = 1) -> SystemView:
     found = view.sliced(axis, start, count, step)
     return found or known(lo.continuous(view).sliced(axis, start, count, step))
 
@@ -265,12 +265,14 @@ def pad_by_moves(lo: Lowering, node: Node) -> None:
     lo.define_view(node.output, view)
 
 
-def _fill(lo: Lowering, view: View, value: float) -> None:
+def _fill(lo: Lowering, view: SystemView, value: float) -> None:
     at = lo.weights.image(np.full(1, value, np.float32)) // ELEMENT
-    lo.emit(*moves.copies(view, View.continuous(WEIGHTS, at, (1,)).repeated(view.shape)))
+    lo.emit(*moves.copies(view, SystemView.continuous(WEIGHTS, at, (1,)).repeated(view.shape)))
 
 
-def _wider(lo: Lowering, view: View, axis: int, pads: tuple[int, int], mode: str, value: float) -> View:
+def _wider(
+    lo: Lowering, view: SystemView, axis: int, pads: tuple[int, int], mode: str, value: float
+) -> SystemView:
     """A padded copy of the view along an axis."""
     (before, behind), count = pads, view.shape[axis]
     to = lo.scratch_view((*view.shape[:axis], before + count + behind, *view.shape[axis + 1 :]))

@@ -65,7 +65,7 @@ def fit(graph: Graph, machine: Machine) -> Graph:
 
 
 @frozen
-class _Group:
+class _Slices:
     """Nodes first..behind - 1, the axis along which their result is sliced, and the number of slices."""
 
     first: int
@@ -75,7 +75,7 @@ class _Group:
     axis: int = ROWS
 
 
-def _division(graph: Graph, machine: Machine) -> Iterator[_Group]:
+def _division(graph: Graph, machine: Machine) -> Iterator[_Slices]:
     """All nodes in groups; only runs of sliceable nodes that contain a large one are searched."""
     first = 0
     while first < len(graph.nodes):
@@ -84,33 +84,33 @@ def _division(graph: Graph, machine: Machine) -> Iterator[_Group]:
             behind += 1
         if all(_fits_whole(graph, node, machine) for node in graph.nodes[first:behind]):
             behind = max(behind, first + 1)
-            yield _Group(first, behind, 1, 0.0)
+            yield _Slices(first, behind, 1, 0.0)
         else:
             yield from _groups(graph, first, behind, machine)
         first = behind
 
 
-def _groups(graph: Graph, first: int, behind: int, machine: Machine) -> list[_Group]:
+def _groups(graph: Graph, first: int, behind: int, machine: Machine) -> list[_Slices]:
     """The cheapest division of a run into groups; best[i]: the cost of nodes i and later, and the first group."""
-    best = {behind: (0.0, _Group(behind, behind, 1, 0.0))}
+    best = {behind: (0.0, _Slices(behind, behind, 1, 0.0))}
     for start in reversed(range(first, behind)):
-        best[start] = (inf, _Group(start, start + 1, 1, inf))
+        best[start] = (inf, _Slices(start, start + 1, 1, inf))
         for end in range(start + 1, min(behind, start + LONGEST) + 1):
             group = _cheapest(graph, start, end, machine)
             if group is not None and group.cost + best[end][0] < best[start][0]:
                 best[start] = (group.cost + best[end][0], group)
-    found, at = list[_Group](), first
+    found, at = list[_Slices](), first
     while at < behind:
         found.append(best[at][1])
         at = found[-1].behind
     return found
 
 
-def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Group | None:
+def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Slices | None:
     """The cheapest group of these nodes, with the fewest slices that fit; None if it has no single result."""
     nodes = graph.nodes[first:behind]
     if len(nodes) == 1 and _fits_whole(graph, nodes[0], machine):
-        return _Group(
+        return _Slices(
             first, behind, 1, _Way(graph, machine, nodes, nodes[0].output).price(_whole(graph, nodes[0]))
         )
     results = _results(graph, nodes)
@@ -121,7 +121,7 @@ def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Group
     if all(slices is None for slices in counts.values()):
         counts = {way.axis: way.extent for way in ways if way.axis == IMAGES}
     groups = (
-        _Group(first, behind, slices, way.cost(slices), way.axis)
+        _Slices(first, behind, slices, way.cost(slices), way.axis)
         for way in ways
         if (slices := counts.get(way.axis)) is not None and slices > 1
     )

@@ -65,7 +65,7 @@ Dim = tuple[int, int]
 
 
 @frozen
-class View:
+class SystemView:
     """A tensor in system memory: every axis consists of one or more dimensions, the last one varying fastest."""
 
     region: str
@@ -74,7 +74,7 @@ class View:
     axes: tuple[tuple[Dim, ...], ...]
 
     @classmethod
-    def continuous(cls, region: str, offset: int, shape: Sequence[int]) -> View:
+    def continuous(cls, region: str, offset: int, shape: Sequence[int]) -> SystemView:
         """A tensor in the continuous layout."""
         strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
         return cls(region, offset, tuple(((e, s),) for e, s in zip(shape, strides, strict=True)))
@@ -84,11 +84,11 @@ class View:
         """Its extents."""
         return tuple(prod(extent for extent, _ in axis) for axis in self.axes)
 
-    def transposed(self, perm: Sequence[int]) -> View:
+    def transposed(self, perm: Sequence[int]) -> SystemView:
         """The axes in another order."""
         return replace(self, axes=tuple(self.axes[axis] for axis in perm))
 
-    def reshaped(self, shape: Sequence[int]) -> View | None:
+    def reshaped(self, shape: Sequence[int]) -> SystemView | None:
         """The same elements in another shape; None if no strides describe it."""
         waiting = list(merged([dim for axis in self.axes for dim in axis]))
         axes: list[tuple[Dim, ...]] = []
@@ -99,7 +99,7 @@ class View:
             axes.append(merged(taken))
         return replace(self, axes=tuple(axes))
 
-    def sliced(self, axis: int, start: int, count: int, step: int = 1) -> View | None:
+    def sliced(self, axis: int, start: int, count: int, step: int = 1) -> SystemView | None:
         """Every step-th element along an axis; None if the axis has several dimensions."""
         (_, stride), *more = merged(self.axes[axis])
         if more:
@@ -107,7 +107,7 @@ class View:
         axes = (*self.axes[:axis], ((count, stride * step),), *self.axes[axis + 1 :])
         return replace(self, offset=self.offset + start * stride, axes=axes)
 
-    def repeated(self, shape: Sequence[int]) -> View:
+    def repeated(self, shape: Sequence[int]) -> SystemView:
         """The view broadcast to a shape, as in numpy."""
         axes = ((((1, 0),),) * (len(shape) - len(self.axes))) + self.axes
         found = zip(axes, shape, strict=True)
@@ -117,7 +117,7 @@ class View:
         )
 
 
-def known(view: View | None) -> View:
+def known(view: SystemView | None) -> SystemView:
     """A view of which the caller knows that its four dimensions suffice."""
     assert view is not None
     return view

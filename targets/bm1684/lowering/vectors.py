@@ -9,11 +9,11 @@ from npuc.ir import Node
 from npuc.ops.attributes import AXES, AXIS
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import Lowering
-from npuc.targets.bm1684.lowering.elementwise import Function
+from npuc.targets.bm1684.lowering.elementwise import ComposedFunction
 from npuc.targets.bm1684.lowering.extents import MOST
 from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair, call
 from npuc.targets.bm1684.lowering.orders import ordered
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known, merged
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known, merged
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 
 MOVES = 8
@@ -88,7 +88,7 @@ def _softmax_of_images(lo: Lowering, x: Tensor) -> Tensor:
     """exp(x - max) / sum, along the images."""
     one = lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(n=1), x.at.npu)
     e = lo.new(f"{lo.node.output}/exponentials", x.shape, x.at.npu)
-    f = Function(lo, x, e, [])
+    f = ComposedFunction(lo, x, e, [])
     f.series("exp", (-80.0, None))
     lo.emit(*_over_images(lo, "max", x, one), _with_image(lo, "sub", x, x, one))
     lo.emit(*f.calls, *_over_images(lo, "add", e, one), _with_image(lo, "div", x, e, one))
@@ -118,9 +118,9 @@ def _softmax(lo: Lowering, x: Tensor) -> Tensor:
     one = lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(h=1, w=1), x.at.npu)
     e = lo.new(f"{lo.node.output}/exponentials", x.shape, x.at.npu)
     lo.emit(over_vector("max", x, one), with_one(lo, "sub", x, x, one))
-    f = Function(lo, x, e, [])
+    f = ComposedFunction(lo, x, e, [])
     f.series("exp", (-80.0, None))
-    g = Function(lo, one, one, [])
+    g = ComposedFunction(lo, one, one, [])
     total = over_vector("avg", e, one)
     g.to("mul_C", float(x.shape.h * x.shape.w))
     lo.emit(*f.calls, total, *g.calls, with_one(lo, "div", x, e, one))
@@ -129,7 +129,7 @@ def _softmax(lo: Lowering, x: Tensor) -> Tensor:
 
 def _reduced(lo: Lowering, x: Tensor) -> Tensor:
     op, one = lo.node.op, lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(h=1, w=1), x.at.npu)
-    before, behind = Function(lo, x, x, []), Function(lo, one, one, [])
+    before, behind = ComposedFunction(lo, x, x, []), ComposedFunction(lo, one, one, [])
     if op == "ReduceMin":
         before.to("neg")
         behind.to("neg")
@@ -162,7 +162,7 @@ def _each(
     lo.define_view(node.output, found)
 
 
-def _flat(lo: Lowering, view: View, shape: tuple[int, int], *, whole: bool) -> View:
+def _flat(lo: Lowering, view: SystemView, shape: tuple[int, int], *, whole: bool) -> SystemView:
     """The view as vectors (count, length); for parts of it, with a single dimension of vectors."""
     flat = view.reshaped(shape)
     if flat is None or not (whole or len(merged(flat.axes[0])) == 1):
@@ -170,13 +170,15 @@ def _flat(lo: Lowering, view: View, shape: tuple[int, int], *, whole: bool) -> V
     return flat
 
 
-def _of_vectors(lo: Lowering, node: Node) -> tuple[View, View]:
+def _of_vectors(lo: Lowering, node: Node) -> tuple[SystemView, SystemView]:
     """The destination of one number per vector: flat, and in the result's shape."""
     view = lo.destination(node.output)
     return known(view.reshaped((prod(view.shape), 1))), view
 
 
-def _destination(lo: Lowering, node: Node, order: Sequence[int], form: Dim4, cuts: int) -> tuple[View, View]:
+def _destination(
+    lo: Lowering, node: Node, order: Sequence[int], form: Dim4, cuts: int
+) -> tuple[SystemView, SystemView]:
     """The destination of vectors: directly in the result if a few moves suffice, else contiguous in scratch."""
     view = lo.destination(node.output)
     direct = view.transposed(order).reshaped(form)

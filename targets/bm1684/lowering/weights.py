@@ -16,7 +16,7 @@ SAMPLE = 256
 """About so many bytes of a constant are compared before all of them are."""
 
 
-class Weights:
+class ConstantRegion:
     """A region that grows as constants are added; their offsets do not change."""
 
     def __init__(self) -> None:

@@ -62,20 +62,20 @@ def okk_channle_num_per_npu(start_idx: int, num_channels: int, machine: Machine)
     return ceil_div(start_idx + num_channels, machine.npus)
 
 
-class Block(NamedTuple):
+class LocalBlock(NamedTuple):
     """The place of the features (*, c): an NPU and a block row, which the C stride counts."""
 
     npu: int
     row: int
 
 
-def block(channel: int, start_idx: int, machine: Machine) -> Block:
+def block(channel: int, start_idx: int, machine: Machine) -> LocalBlock:
     """The block of a channel: consecutive channels are in consecutive NPUs, then in the next block row."""
     row, npu = divmod(start_idx + channel, machine.npus)
-    return Block(npu, row)
+    return LocalBlock(npu, row)
 
 
-def empty_blocks(start_idx: int, num_channels: int, machine: Machine) -> list[Block]:
+def empty_blocks(start_idx: int, num_channels: int, machine: Machine) -> list[LocalBlock]:
     """The blocks of a batch that contain no channel: before the tensor's first one and after its last one.
 
     The document: "Try not to reuse the empty blocks": parallel NPUs may read and write them.

@@ -19,7 +19,7 @@ from npuc.targets.bm1684.machine.parameters import Machine
 
 
 @frozen
-class Cost:
+class EngineCycles:
     """Cycles of a program: in total, and busy per engine."""
 
     cycles: int

@@ -8,7 +8,7 @@ from npuc.pipeline import run_passes
 from npuc.quantize.calibration.histograms import source
 from npuc.quantize.improvement.borders import best_bordered
 from npuc.quantize.improvement.levels import LEVELS
-from npuc.quantize.improvement.search import Network, Recipe, Trial, best_weights
+from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_weights
 from npuc.quantize.scales.constraints import integer_nodes
 from npuc.quantize.scales.model_scales import only_of_inputs
 from npuc.quantize.scales.offsets import ZeroPoints
@@ -33,7 +33,7 @@ def integer(graph: Graph) -> tuple[Node, ...]:
     return integer_nodes(graph, lambda node: node.op in fixed.OPERATORS and fixed.refusal(graph, node) is None)
 
 
-def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
+def network(graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """The integer network, and the trials that were made to improve it.
 
     A model with its own scales keeps them where the zero point is 0 or -128.
@@ -52,5 +52,5 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, 
         )
         graph = run_passes(graph, (copies, RescaleAtLimits(found, integer, IMAGES)))
         return best_bordered(graph, recipe, samples, level, options.method, found)
-    made = Network(graph, nodes, found, {}, quantise(graph, nodes, found, method, given), ONE_SHIFT)
+    made = TrialNetwork(graph, nodes, found, {}, quantise(graph, nodes, found, method, given), ONE_SHIFT)
     return (made, ()) if samples.synthetic else best_weights(made, recipe, samples, level)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from npuc.frozen import frozen
-from npuc.targets.bm1684.lowering.kernel import Call, Step, System
+from npuc.targets.bm1684.lowering.kernel import Call, Step, SystemPlace
 from npuc.targets.bm1684.lowering.tensors import ELEMENT
 
 
@@ -95,7 +95,7 @@ def _may_precede(fetch: Step, bundle: Bundle, waiting: Sequence[Step]) -> bool:
 def _span(call: Call, index: int) -> tuple[str, int, int]:
     """The region and bytes [start, end) of system memory that a call reads or writes, gaps included."""
     place, args = call.args[index], call.args
-    assert isinstance(place, System)
+    assert isinstance(place, SystemPlace)
     if "matrix" in call.name:
         rows, stride = args[2], args[5]
         assert isinstance(rows, int) and isinstance(stride, int)

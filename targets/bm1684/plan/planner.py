@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from npuc.allocation import Buffer, allocate
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
-from npuc.targets.bm1684.lowering.kernel import Call, Kernel, Load, Place, Region, Step
+from npuc.targets.bm1684.lowering.kernel import Call, Kernel, Load, LocalPlace, ParallelRegion, Step
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.machine.timing import Cost
+from npuc.targets.bm1684.machine.timing import EngineCycles
 from npuc.targets.bm1684.plan import pricing
 from npuc.targets.bm1684.plan.pairing import Bundle, bundled
 
@@ -73,14 +73,15 @@ class _Plan:
         self.uses = _uses(bundles)
         self.addresses = self._computed()
         self.taken = [
-            Place(name, at, at + lowered.buffers[name], *self.uses[name]) for name, at in self.addresses.items()
+            LocalPlace(name, at, at + lowered.buffers[name], *self.uses[name])
+            for name, at in self.addresses.items()
         ]
         waiting = [name for name in lowered.loads if name in self.uses]
         self.waiting = sorted(waiting, key=lambda name: self.uses[name])
         self.rest: list[tuple[Load, int]] = []
         """Pending loads of the current buffer, each with the number of columns already loaded."""
         self.filling = ""
-        self.regions: list[Region] = []
+        self.regions: list[ParallelRegion] = []
 
     def _computed(self) -> dict[str, int]:
         """The addresses of buffers that steps write."""
@@ -100,12 +101,12 @@ class _Plan:
             self._force(needed, index)
             calls = tuple(call.placed(self.addresses) for call in bundle.step.calls)
             if bundle.step.on_gdma:
-                self.regions.append(Region(calls, (), index, (bundle.step,) * len(calls)))
+                self.regions.append(ParallelRegion(calls, (), index, (bundle.step,) * len(calls)))
                 continue
             moves = tuple(call.placed(self.addresses) for call in bundle.moves)
             loads = self._beside(index, self._sum(calls) - self._sum(moves), bundle)
             owners = (*(each for each in bundle.beside for _ in each.calls), *(step for _, step in loads))
-            self.regions.append(Region((*moves, *(call for call, _ in loads)), calls, index, owners))
+            self.regions.append(ParallelRegion((*moves, *(call for call, _ in loads)), calls, index, owners))
         return Kernel(tuple(self.regions), tuple(bundle.step for bundle in self.bundles), tuple(self.taken))
 
     def _sum(self, calls: Sequence[Call]) -> int:
@@ -121,7 +122,7 @@ class _Plan:
             calls += self._loading(load, done, load.columns)
         if calls:
             placed, owners = zip(*calls, strict=True)
-            self.regions.append(Region(placed, (), index, owners))
+            self.regions.append(ParallelRegion(placed, (), index, owners))
 
     def _loading(self, load: Load, first: int, last: int) -> list[tuple[Call, Step]]:
         """The placed calls of a load, each with the step that waits for the current buffer."""
@@ -182,7 +183,7 @@ class _Plan:
     def _place(self, name: str, start: int, index: int) -> None:
         end = start + self.lowered.buffers[name]
         self.addresses[name], self.last_end = start, end
-        self.taken.append(Place(name, start, end, index, self.uses[name][1]))
+        self.taken.append(LocalPlace(name, start, end, index, self.uses[name][1]))
         self.rest = [(load, 0) for load in self.lowered.loads[name]]
         self.waiting.remove(name)
         self.filling = name
@@ -233,14 +234,14 @@ def _uses(steps: Sequence[Step | Bundle]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def cost(regions: Sequence[Region], machine: Machine) -> Cost:
+def cost(regions: Sequence[ParallelRegion], machine: Machine) -> EngineCycles:
     """The cost of regions that run in sequence."""
     total = compute = transfer = 0
     for region in regions:
         bdc = sum(pricing.cycles(call, machine) for call in region.bdc)
         gdma = sum(pricing.cycles(call, machine) for call in region.gdma)
         total, compute, transfer = total + max(bdc, gdma), compute + bdc, transfer + gdma
-    return Cost(total, compute, transfer)
+    return EngineCycles(total, compute, transfer)
 
 
 def lower_bound(lowered: Lowered) -> int:

@@ -22,7 +22,7 @@ from npuc.targets.bm1684.machine.local_memory import ceil_div, from_4n_mode, to_
 from npuc.targets.bm1684.machine.parameters import ADDRESSES, SYSTEM_BYTES, Machine
 from npuc.targets.bm1684.program import table
 from npuc.targets.bm1684.program.emission import call_text
-from npuc.targets.bm1684.program.table import TABLE_FILE, Table
+from npuc.targets.bm1684.program.table import TABLE_FILE, CallTable
 
 WEIGHTS_FILE = "weights.bin"
 KERNEL = "npuc_network"
@@ -36,7 +36,7 @@ DTYPES = ("float32", *OFFSETS)
 
 
 @frozen
-class Region:
+class MemoryRegion:
     """A region of system memory; the kernel's packed arguments are the regions' addresses (64 bits) in order."""
 
     name: str
@@ -46,7 +46,7 @@ class Region:
 
 
 @frozen
-class Placement:
+class KernelPort:
     """An input or output of the kernel: fp32 in the continuous layout, or 8-bit in words of four images (4N)."""
 
     tensor: str
@@ -162,8 +162,8 @@ class Contents:
     machine: Machine
     kernel: str
     """The exported function."""
-    regions: tuple[Region, ...]
-    placements: tuple[Placement, ...]
+    regions: tuple[MemoryRegion, ...]
+    placements: tuple[KernelPort, ...]
     steps: tuple[HostStep, ...] = ()
     """The host's conversions before and after the kernel."""
 
@@ -176,8 +176,8 @@ class Contents:
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
         """Reads a manifest. Raises ArtefactError (E502) for a damaged one."""
         machine = recorded(manifest, Machine.of)
-        regions = read(tuple[Region, ...], manifest.get("regions"), "regions")
-        placements = read(tuple[Placement, ...], manifest.get("placements"), "placements")
+        regions = read(tuple[MemoryRegion, ...], manifest.get("regions"), "regions")
+        placements = read(tuple[KernelPort, ...], manifest.get("placements"), "placements")
         steps = read(tuple[HostStep, ...], manifest.get("steps"), "steps")
         found = cls(machine, read(str, manifest.get("kernel"), "kernel"), regions, placements, steps)
         found._check_regions()
@@ -252,7 +252,7 @@ IDENTIFIER = re.compile("[A-Za-z][A-Za-z0-9_]{0,62}")
 """A valid name of a region or kernel in C."""
 
 
-def table_of(program: Program) -> Table:
+def table_of(program: Program) -> CallTable:
     """The table of calls. Raises ArtefactError (E502) if it is missing or malformed."""
     data = program.files.get(TABLE_FILE)
     if data is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isinf, isnan
 
-from npuc.targets.bm1684.lowering.kernel import Arg, Call, Local, Padding, Pair, System
+from npuc.targets.bm1684.lowering.kernel import Arg, Call, Local, Padding, Pair, SystemPlace
 from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 
 FIRMWARE = ("bdc_fix8b_", "gdma_fix8b_")
@@ -55,7 +55,7 @@ def _text(arg: Arg, write: Writer) -> str:
             return str(arg)
         case Position():
             return write(arg)
-        case System(region, offset):
+        case SystemPlace(region, offset):
             return f"SYSTEM({region}, {offset:#x})"
         case Dim4(n, c, h, w):
             return f"DIM4({n}, {c}, {h}, {w})"

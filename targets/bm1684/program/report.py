@@ -15,7 +15,7 @@ from npuc.ops.attributes import FUSED_INPUT
 from npuc.ops.macs import macs
 from npuc.targets.bm1684.lowering.context import SCRATCH, WEIGHTS
 from npuc.targets.bm1684.lowering.kernel import Kernel
-from npuc.targets.bm1684.lowering.kernel import Region as KernelRegion
+from npuc.targets.bm1684.lowering.kernel import ParallelRegion as KernelRegion
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.machine.matrix_width import alternatives
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -28,11 +28,11 @@ from npuc.targets.bm1684.program.artefact import (
     WEIGHTS_FILE,
     Computed,
     Contents,
+    KernelPort,
+    MemoryRegion,
     Noted,
-    Placement,
-    Region,
 )
-from npuc.targets.bm1684.program.table import Table
+from npuc.targets.bm1684.program.table import CallTable
 from npuc.view import memory_use
 
 CHOICES = 5
@@ -53,23 +53,26 @@ def contents(
     kinds = dict(dtypes or {})
     ports = [(name, "input", region) for name, region in lowered.inputs.items()]
     ports += [(name, "output", region) for name, region in lowered.outputs.items()]
-    regions = [Region(WEIGHTS, len(lowered.weights), WEIGHTS_FILE), Region(SCRATCH, lowered.scratch_bytes, None)]
+    regions = [
+        MemoryRegion(WEIGHTS, len(lowered.weights), WEIGHTS_FILE),
+        MemoryRegion(SCRATCH, lowered.scratch_bytes, None),
+    ]
     placements = tuple(
-        Placement(name, direction, region, 0, "4N" if name in kinds else "continuous", kinds.get(name, "float32"),
+        KernelPort(name, direction, region, 0, "4N" if name in kinds else "continuous", kinds.get(name, "float32"),
                   graph.shape(name))
         for name, direction, region in ports
     )  # fmt: skip
-    regions += [Region(place.region, place.bytes, None) for place in placements]
+    regions += [MemoryRegion(place.region, place.bytes, None) for place in placements]
     return Contents(machine, KERNEL, tuple(regions), placements, tuple(steps))
 
 
-def table_of(kernel: Kernel) -> Table:
+def table_of(kernel: Kernel) -> CallTable:
     """The kernel's calls as data."""
     layers = (
-        tuple(table.Region((*each.gdma, *each.bdc), bool(each.gdma and each.bdc)) for each in regions)
+        tuple(table.CallRegion((*each.gdma, *each.bdc), bool(each.gdma and each.bdc)) for each in regions)
         for regions in layers_of(kernel)
     )
-    return Table(tuple(layers))
+    return CallTable(tuple(layers))
 
 
 def layers_of(kernel: Kernel) -> list[list[KernelRegion]]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.targets.bm1684.lowering.kernel import Arg, Call, Padding, Pair, System
+from npuc.targets.bm1684.lowering.kernel import Arg, Call, Padding, Pair, SystemPlace
 from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 from npuc.targets.bm1684.machine.parameters import Machine
 
@@ -30,19 +30,19 @@ START, END, LAYER = "parallel_start", "parallel_end", "layer"
 
 
 @frozen
-class Region:
+class CallRegion:
     """A single call, or the calls of both engines between parallel_start and parallel_end."""
 
     calls: tuple[Call, ...]
     parallel: bool
 
 
-Layer = tuple[Region, ...]
+Layer = tuple[CallRegion, ...]
 """The regions that compute one tensor."""
 
 
 @frozen
-class Table:
+class CallTable:
     """The regions of every layer, in order."""
 
     layers: tuple[Layer, ...]
@@ -80,7 +80,7 @@ def _word(arg: Arg, places: Sequence[str], machine: Machine) -> str:
             return f"={np.float32(arg).view(np.uint32):08x}"
         case Position(npu, offset):
             return f"@{npu * machine.local_bytes + offset}"
-        case System(region, offset):
+        case SystemPlace(region, offset):
             return f"${places.index(region)}+{offset}"
         case Dim4():
             return f"({','.join(map(str, arg))})"
@@ -92,17 +92,17 @@ def _word(arg: Arg, places: Sequence[str], machine: Machine) -> str:
             raise AssertionError(f"no address for {arg}")
 
 
-def read(data: bytes, places: Sequence[str], machine: Machine) -> Table:
+def read(data: bytes, places: Sequence[str], machine: Machine) -> CallTable:
     """The inverse of Table.data. Raises ArtefactError (E502) for a malformed line."""
     layers: list[Layer] = []
-    regions: list[Region] = []
+    regions: list[CallRegion] = []
     together: list[Call] | None = None
     for number, text in enumerate(data.decode("ascii", "replace").splitlines(), 1):
         name, *words = text.split(" ")
         if name == START and not words and together is None:
             together = []
         elif name == END and not words and together is not None:
-            regions.append(Region(tuple(together), parallel=True))
+            regions.append(CallRegion(tuple(together), parallel=True))
             together = None
         elif name == LAYER and words == [str(len(layers))] and together is None:
             layers.append(tuple(regions))
@@ -112,10 +112,10 @@ def read(data: bytes, places: Sequence[str], machine: Machine) -> Table:
             if together is not None:
                 together.append(call)
             else:
-                regions.append(Region((call,), parallel=False))
+                regions.append(CallRegion((call,), parallel=False))
     if regions or together is not None:
         raise damaged(len(data.splitlines()), "the last layer does not end")
-    return Table(tuple(layers))
+    return CallTable(tuple(layers))
 
 
 NAME = re.compile(r"(bdc|gdma)_[0-9a-zA-Z_]{1,60}")
@@ -159,7 +159,7 @@ def _arg(word: str, places: Sequence[str], machine: Machine, number: int) -> Arg
     if (found := LOCAL.fullmatch(word)) is not None and int(found[1]) < machine.addresses:
         return Position(*divmod(int(found[1]), machine.local_bytes))
     if (found := PLACE.fullmatch(word)) is not None and int(found[1]) < len(places):
-        return System(places[int(found[1])], int(found[2]))
+        return SystemPlace(places[int(found[1])], int(found[2]))
     raise damaged(number, "an argument is none")
 
 

@@ -8,21 +8,21 @@ from math import prod
 
 from npuc.program import Program
 from npuc.target import Stored
-from npuc.targets.bm1684.lowering.kernel import System
+from npuc.targets.bm1684.lowering.kernel import SystemPlace
 from npuc.targets.bm1684.machine.local_memory import Position
 from npuc.targets.bm1684.plan.pricing import system_bytes
 from npuc.targets.bm1684.program.artefact import (
     ELEMENT,
     Contents,
     Instruction,
+    KernelPort,
     Occupied,
-    Placement,
     in_words,
     instructions,
     of_words,
 )
 from npuc.text.terminal import count
-from npuc.view import Activity, Buffer, Heading, Line, MemoryAnnotation, Name, Timeline, host_line, names_of
+from npuc.view import Activity, BufferUse, Heading, Line, MemoryAnnotation, Name, Timeline, host_line, names_of
 
 Where = tuple[int, int] | tuple[str, int]
 """NPU and offset in local memory, or a region of system memory and a byte offset."""
@@ -60,7 +60,7 @@ def _segment(contents: Contents, calls: int) -> Heading:
     return Heading("segment", 0, calls, tuple(lines))
 
 
-def _copied(what: str, placement: Placement) -> Line:
+def _copied(what: str, placement: KernelPort) -> Line:
     """The line of a copy between the host and system memory."""
     place = f"{count(placement.bytes):>11} bytes  {placement.region} from {placement.address:#x}  "
     return (f"{what:<5}  {place}", Name(placement.tensor), f" [{'x'.join(map(str, placement.shape))}]")
@@ -104,7 +104,7 @@ def _notes(program: Program, calls: Sequence[Instruction]) -> Iterator[Line]:
         (each.region, each.address): (Name(each.tensor),) for each in contents.placements if prod(each.shape)
     }
     for call in calls:
-        places = [_where(arg) for arg in call.call.args if isinstance(arg, (Position, System))]
+        places = [_where(arg) for arg in call.call.args if isinstance(arg, (Position, SystemPlace))]
         read = [held.get(each) or _named(each, call.region, buffers) for each in places[1:]]
         if not places:
             yield ()
@@ -117,7 +117,7 @@ def _notes(program: Program, calls: Sequence[Instruction]) -> Iterator[Line]:
         yield (*wrote, " <- ", *_listed(read)) if read else wrote
 
 
-def _where(arg: Position | System) -> Where:
+def _where(arg: Position | SystemPlace) -> Where:
     return (arg.npu, arg.offset) if isinstance(arg, Position) else (arg.region, arg.offset)
 
 
@@ -149,11 +149,11 @@ def timeline(program: Program) -> Timeline:
     clock = {(region, engine): start for region, start in enumerate(starts) for engine in ("gdma", "bdc")}
     layers = {layer["name"]: number for number, layer in enumerate(program.report["layers"])}
     activities: list[Activity] = []
-    writers: dict[Position | System, int] = {}
+    writers: dict[Position | SystemPlace, int] = {}
     for number, call in enumerate(calls):
         start = clock[call.region, call.engine]
         clock[call.region, call.engine] = start + call.cycles
-        places = [arg for arg in call.call.args if isinstance(arg, (Position, System))]  # the result first
+        places = [arg for arg in call.call.args if isinstance(arg, (Position, SystemPlace))]  # the result first
         found = Activity(
             call.engine.upper(),
             call.call.name,
@@ -177,7 +177,7 @@ def timeline(program: Program) -> Timeline:
     return Timeline(starts[-1], tuple(activities), (*local, *_system(program, starts[-1])), "BDC", banks)
 
 
-def _local(each: Occupied, starts: Sequence[int], touched: Mapping[int, Sequence[tuple[int, int]]]) -> Buffer:
+def _local(each: Occupied, starts: Sequence[int], touched: Mapping[int, Sequence[tuple[int, int]]]) -> BufferUse:
     """A buffer of local memory, which is freed at the end of a region.
 
     touched: by region, the offsets that its calls read or write, and the end cycles of these calls.
@@ -191,15 +191,15 @@ def _local(each: Occupied, starts: Sequence[int], touched: Mapping[int, Sequence
     ]
     last = max(uses, default=end)
     size = each.end - each.start
-    return Buffer("local", each.buffer, each.start, size, starts[each.first], end, last if last < end else None)
+    return BufferUse("local", each.buffer, each.start, size, starts[each.first], end, last if last < end else None)
 
 
-def _system(program: Program, end: int) -> Iterator[Buffer]:
+def _system(program: Program, end: int) -> Iterator[BufferUse]:
     """The regions of system memory, consecutive, for the whole run."""
     at = 0
     for region in Contents.of(program.manifest).regions:
         if region.bytes:
-            yield Buffer("system", region.name, at, region.bytes, 0, end)
+            yield BufferUse("system", region.name, at, region.bytes, 0, end)
         at += region.bytes
 
 
@@ -220,7 +220,7 @@ def memory_annotations(program: Program, name: str) -> Iterator[MemoryAnnotation
     regions = [region.name for region in Contents.of(program.manifest).regions if region.file == name]
     for each in instructions(program):
         for arg in each.call.args:
-            if isinstance(arg, System) and arg.region in regions:
+            if isinstance(arg, SystemPlace) and arg.region in regions:
                 yield MemoryAnnotation(
                     arg.offset, f"call {each.index} okk_{each.call.name} for {each.tensor}", each.nodes
                 )

@@ -18,7 +18,7 @@ from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import as_unary, is_relu, wanted_values
 from npuc.quantize.arithmetic.weights import FINEST_SHIFT, LARGEST_WEIGHT, average_taps
 from npuc.quantize.calibration.histograms import Histogram
-from npuc.quantize.network.build import Builder, IntegerForm, expect_weights, free_steps
+from npuc.quantize.network.build import IntegerBuilder, IntegerForm, expect_weights, free_steps
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import average_kernel, data_inputs
 from npuc.quantize.scales.model_scales import Steps
@@ -62,7 +62,7 @@ def quantise(
     ).built()
 
 
-class _Builder(Builder):
+class _Builder(IntegerBuilder):
     """Builds the integer operators of BM1684."""
 
     def form(self, node: Node) -> IntegerForm:

@@ -14,7 +14,7 @@ from npuc.ops.declaration import broadcast
 from npuc.ops.integer_onnx import DOUBLE, EVERY, looked_up
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 SUM, PRODUCT, LOOKUP = "ShiftedSum", "ShiftedProduct", "Lookup"
 UNSIGNED = -128
@@ -55,7 +55,7 @@ def _same_shapes(node: Node, types: Sequence[TensorType]) -> bool:
     return counts == (len(types),) * 3 and all(each.shape == types[0].shape for each in types)
 
 
-def _to_onnx(node: Node, emit: Emitter) -> None:
+def _to_onnx(node: Node, emit: OnnxEmitter) -> None:
     """The operands and their sum, computed in double."""
     *zeros, zero = ZEROS(node)
     total = ""
@@ -82,7 +82,7 @@ def _pair_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ..
     return (TensorType(broadcast(node, types[0].shape, types[1].shape), "int8"),)
 
 
-def _product_to_onnx(node: Node, emit: Emitter) -> None:
+def _product_to_onnx(node: Node, emit: OnnxEmitter) -> None:
     """The product, computed in double."""
     *zeros, zero = ZEROS(node)
     (factor,), (shift,) = FACTORS(node), SHIFTS(node)
@@ -102,12 +102,12 @@ def _lookup(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (table[x.astype(np.int16) + 128],)
 
 
-def _lookup_to_onnx(node: Node, emit: Emitter) -> None:
+def _lookup_to_onnx(node: Node, emit: OnnxEmitter) -> None:
     table = emit.graph.constants[node.inputs[1]][EVERY.astype(np.int16) + 128]
     looked_up(emit, emit.constant(table, "table"), node.inputs[0], node.output)
 
 
-def _limits(emit: Emitter, ends: tuple[int, int]) -> tuple[str, str]:
+def _limits(emit: OnnxEmitter, ends: tuple[int, int]) -> tuple[str, str]:
     low, high = (emit.constant(np.float64(each), "limit") for each in ends)
     return low, high
 

@@ -12,7 +12,7 @@ from math import prod
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.system.budget import expect_simulable
-from npuc.targets.bm1684.lowering.kernel import Arg, Call, System
+from npuc.targets.bm1684.lowering.kernel import Arg, Call, SystemPlace
 from npuc.targets.bm1684.machine.local_memory import (
     Dim4,
     Position,
@@ -72,7 +72,7 @@ class Observation:
 
 def _store(each: Observed, offset: int, machine: Machine) -> Call:
     """The call that stores a tensor."""
-    shape, at, to = Dim4(*each.local_shape), Position(each.npu, each.offset), System(SHOWN, offset)
+    shape, at, to = Dim4(*each.local_shape), Position(each.npu, each.offset), SystemPlace(SHOWN, offset)
     if prod(shape) == prod(each.words):
         _, c, h, w = shape
         stride = okk_128_byte_aligned_stride_for_32bit(each.npu, shape, machine)

@@ -30,11 +30,11 @@ from npuc.system import interrupts
 from npuc.target import Observer
 from npuc.targets.bm1684.machine.local_memory import ceil_div
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
-from npuc.targets.bm1684.program.artefact import Contents, Placement, of_words, table_of, to_words
+from npuc.targets.bm1684.program.artefact import Contents, KernelPort, of_words, table_of, to_words
 from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.simulate import compilation, simulator
 from npuc.targets.bm1684.simulate.observation import Observation
-from npuc.targets.bm1684.simulate.simulator import Part
+from npuc.targets.bm1684.simulate.simulator import MappedPiece
 from npuc.text.terminal import page
 
 LIBRARY = "libbackend_bm1684.so"
@@ -190,13 +190,13 @@ class Runner:
             if place.direction == "output"
         }
 
-    def _dtype(self, place: Placement) -> str:
+    def _dtype(self, place: KernelPort) -> str:
         """The type in which an output is returned."""
         return self.dtypes.get(place.tensor, "float32") if place.dtype == "float32" else "int8"
 
-    def _load(self, image: Path, size: int) -> list[Part]:
+    def _load(self, image: Path, size: int) -> list[MappedPiece]:
         """Writes an image of system memory of `size` bytes with the program's files, except the parts returned."""
-        mapped: list[Part] = []
+        mapped: list[MappedPiece] = []
         with image.open("wb") as file:
             file.truncate(size)  # a sparse file
             for region in self.contents.regions:
@@ -213,12 +213,12 @@ class Runner:
                     release()
         return mapped
 
-    def _part(self, piece: Array, at: int, size: int) -> Part:
+    def _part(self, piece: Array, at: int, size: int) -> MappedPiece:
         """The pages of a piece that npuc's own model maps to byte `at` of system memory; 0 bytes without any."""
         place = None if self.chip_model == "vendor" else place_of(piece)
         if place is None or at % PAGESIZE or place.offset % PAGESIZE:
-            return Part(at, Path(), 0, 0)
-        return Part(at, place.file, place.offset, size // PAGESIZE * PAGESIZE)
+            return MappedPiece(at, Path(), 0, 0)
+        return MappedPiece(at, place.file, place.offset, size // PAGESIZE * PAGESIZE)
 
     def _fill(self, memory: Array, feed: Mapping[str, Array]) -> None:
         """Writes inputs to system memory."""
@@ -229,7 +229,7 @@ class Runner:
                     raise damaged(f"'{place.tensor}' has the shape {list(shape)}")
                 self._bytes(memory, place)[:] = to_words(feed[place.tensor], place.dtype)
 
-    def _run(self, image: Path, parts: Sequence[Part], observation: Observation | None) -> int:
+    def _run(self, image: Path, parts: Sequence[MappedPiece], observation: Observation | None) -> int:
         """Makes the calls on system memory; returns their cycles."""
         table = observation.table if observation else self.files[TABLE_FILE]
         addresses = [SYSTEM_START + start for start in (*self.starts.values(), self.bytes)]
@@ -238,7 +238,7 @@ class Runner:
             return carry_out(table, arguments, image)
         return simulator.carry_out(table, arguments, image, self.contents.machine, parts).cycles
 
-    def _bytes(self, memory: Array, place: Placement) -> Array:
+    def _bytes(self, memory: Array, place: KernelPort) -> Array:
         start = self.starts[place.region] + place.address
         return memory[start : start + place.bytes]
 

@@ -22,7 +22,7 @@ from npuc.system import interrupts
 from npuc.targets.bm1684.machine import fix8b_timing as fix8b
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
-from npuc.targets.bm1684.machine.timing import Cost
+from npuc.targets.bm1684.machine.timing import EngineCycles
 from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.simulate import compilation
 
@@ -31,7 +31,7 @@ BDC, GDMA, FIRMWARE = "okk_bdc_", "okk_gdma_", "nodechip_"
 
 
 @frozen
-class Call:
+class TimedCall:
     """One call: its name, the values that its cycles depend on, and its parallel region (None outside)."""
 
     name: str
@@ -44,7 +44,7 @@ class Call:
         return "gdma" if self.name.startswith(GDMA) else "bdc"
 
 
-def read(lines: Iterable[str]) -> Iterator[Call]:
+def read(lines: Iterable[str]) -> Iterator[TimedCall]:
     """The calls in execution order."""
     regions, inside = 0, False
     for line in lines:
@@ -54,10 +54,10 @@ def read(lines: Iterable[str]) -> Iterator[Call]:
             regions += inside
             continue
         pairs = (value.split("=") for value in values)
-        yield Call(name, {key: int(number) for key, number in pairs}, regions if inside else None)
+        yield TimedCall(name, {key: int(number) for key, number in pairs}, regions if inside else None)
 
 
-def cycles(call: Call, machine: Machine) -> int:
+def cycles(call: TimedCall, machine: Machine) -> int:
     """Cycles of a call. Raises KeyError for a call without timing."""
     if call.engine == "gdma":
         return _gdma(call.name.removeprefix(GDMA), call.values, machine)
@@ -71,7 +71,7 @@ def cycles(call: Call, machine: Machine) -> int:
     return WINDOWS[name](**call.values, machine=machine)
 
 
-def total(calls: Iterable[Call], machine: Machine) -> Cost:
+def total(calls: Iterable[TimedCall], machine: Machine) -> EngineCycles:
     """The cost of a program: calls outside parallel regions run in sequence."""
     busy: dict[str, int] = {"bdc": 0, "gdma": 0}
     regions: dict[int, dict[str, int]] = {}
@@ -85,7 +85,7 @@ def total(calls: Iterable[Call], machine: Machine) -> Cost:
             sums = regions.setdefault(call.region, {"bdc": 0, "gdma": 0})
             sums[call.engine] += price
     overlapped = sum(timing.region(**sums) for sums in regions.values())
-    return Cost(serial + overlapped, busy["bdc"], busy["gdma"])
+    return EngineCycles(serial + overlapped, busy["bdc"], busy["gdma"])
 
 
 WINDOWS: Mapping[str, Callable[..., int]] = {
@@ -126,7 +126,7 @@ DEFECT = "compile the model again; if the program still ends like this, that is 
 
 
 @frozen
-class Part:
+class MappedPiece:
     """Bytes of a file that are mapped to byte `at` of system memory; all are multiples of the page size."""
 
     at: int
@@ -135,7 +135,9 @@ class Part:
     bytes: int
 
 
-def carry_out(table: bytes, arguments: bytes, image: Path, machine: Machine, parts: Sequence[Part] = ()) -> Cost:
+def carry_out(
+    table: bytes, arguments: bytes, image: Path, machine: Machine, parts: Sequence[MappedPiece] = ()
+) -> EngineCycles:
     """Runs a table, with the addresses of its regions, on a file that is system memory from SYSTEM_START on.
 
     parts: of other files, in place of the image's bytes; writes to them are lost.
@@ -148,8 +150,8 @@ def carry_out(table: bytes, arguments: bytes, image: Path, machine: Machine, par
 
 
 def called(
-    program: Path, kernel: str, arguments: bytes, image: Path, machine: Machine, parts: Sequence[Part] = ()
-) -> tuple[Call, ...]:
+    program: Path, kernel: str, arguments: bytes, image: Path, machine: Machine, parts: Sequence[MappedPiece] = ()
+) -> tuple[TimedCall, ...]:
     """Runs a kernel of an executable on the image of system memory; returns the calls that it made.
 
     Raises ArtefactError (E503), with the reason, for a call that the machine does not allow.

@@ -21,7 +21,7 @@ from npuc.program import Program
 from npuc.targets.easynpu.export.recounting import recounted
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import listing as lines
-from npuc.targets.easynpu.machine.chains import Stage, refused
+from npuc.targets.easynpu.machine.chains import ChainStage, refused
 from npuc.targets.easynpu.machine.isa import Instruction, Layer, Reshape
 from npuc.targets.easynpu.machine.memory import Map
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -105,7 +105,7 @@ def expect_reserved(number: int, word: Instruction) -> None:
             raise refused(number, f"{name} is {value}", word, f"{name} = 0", f"leave {name} out")
 
 
-def _expect_streamed(filled: Filled, stage: Stage, start: int) -> int:
+def _expect_streamed(filled: Filled, stage: ChainStage, start: int) -> int:
     """The weight stream's next address behind a word, whose own words must be loaded."""
     if stage.control is not None and stage.control.set_weights:
         start = stage.control.weights
@@ -130,7 +130,7 @@ def _expect_filled(filled: Filled, chain: Chain) -> None:
             filled.fill(each)
 
 
-def _reads(chain: Chain) -> Iterator[tuple[Stage, Map]]:
+def _reads(chain: Chain) -> Iterator[tuple[ChainStage, Map]]:
     """The maps that a chain reads, up to the last row and column that windows reach."""
     for before, stage in zip((None, *chain.stages), chain.stages, strict=False):
         if before is None or before.keeps:
@@ -156,7 +156,7 @@ BLANK: Mapping[str, Any] = {"nodes": [], "tensor": None, "shape": None, "start":
 
 
 @frozen
-class Line:
+class ListingLine:
     """A word of a listing, the number of its line, and the hexadecimal word in front of its text, if any."""
 
     number: int
@@ -197,7 +197,7 @@ def assembled(program: Program, text: bytes) -> Program:
     return replace(made, manifest={**manifest, "report": recounted(program, made)})
 
 
-def _expect_dumped(listed: Sequence[Line], old: Sequence[Instruction]) -> None:
+def _expect_dumped(listed: Sequence[ListingLine], old: Sequence[Instruction]) -> None:
     """Raises ArtefactError (E504) for a hexadecimal word that is not the program's nor its line's."""
     known = set(map(encode, old))
     for line in listed:
@@ -208,7 +208,7 @@ def _expect_dumped(listed: Sequence[Line], old: Sequence[Instruction]) -> None:
             )
 
 
-def _lines(text: bytes) -> Iterator[Line]:
+def _lines(text: bytes) -> Iterator[ListingLine]:
     try:
         source = decoded(text).split("\n")
     except ValueError as error:
@@ -216,7 +216,7 @@ def _lines(text: bytes) -> Iterator[Line]:
     for number, line in lines.statements(source):
         word = lines.assemble(line, number)
         if word is not None:
-            yield Line(number, word, lines.dumped_word(line))
+            yield ListingLine(number, word, lines.dumped_word(line))
 
 
 def _expect_run(program: Program) -> None:
@@ -276,7 +276,7 @@ def _extents(word: Instruction) -> tuple[int, ...] | None:
     return (word.Ho, word.Wo, word.Co) if isinstance(word, (Layer, Reshape)) else None
 
 
-def _refused(error: NpucError, listed: Sequence[Line], table: Sequence[Mapping[str, Any]]) -> ArtefactError:
+def _refused(error: NpucError, listed: Sequence[ListingLine], table: Sequence[Mapping[str, Any]]) -> ArtefactError:
     """A refusal by the chip model as an error of the listing: line, node, limit, remedy."""
     problem = error.problems[0]
     found = instruction_of(problem.reason)

@@ -16,7 +16,7 @@ from npuc.host.copies import Copy
 from npuc.ir import Array
 from npuc.program import Port, Program
 from npuc.targets.easynpu.export.c_host import HostCall
-from npuc.targets.easynpu.export.c_plan import Plan, plan
+from npuc.targets.easynpu.export.c_plan import DriverPlan, plan
 from npuc.targets.easynpu.machine import isa, registers
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, TensorMove
@@ -47,7 +47,7 @@ def exported(program: Program) -> dict[str, bytes]:
     }
 
 
-def header(program: Program, found: Plan) -> str:
+def header(program: Program, found: DriverPlan) -> str:
     """npuc_program.h: the sizes of the buffers, the machine, the program."""
     machine = Contents.of(program.manifest).machine
     images = {
@@ -71,7 +71,7 @@ def header(program: Program, found: Plan) -> str:
     return c_text.header(_title(program), "NPUC_PROGRAM_H", "npuc_driver.h", definitions, declarations)
 
 
-def source(program: Program, found: Plan) -> str:
+def source(program: Program, found: DriverPlan) -> str:
     """npuc_program.c: words, tensors, segments and host steps."""
     tensors = {name: number for number, name in enumerate(found.types)}
     images = [
@@ -113,7 +113,7 @@ def _title(program: Program) -> str:
     return c_comment(f"{program.model.name} for the EasyNPU machine '{machine.name}'. Written by npuc.")
 
 
-def _sizes(program: Program, found: Plan) -> dict[str, int]:
+def _sizes(program: Program, found: DriverPlan) -> dict[str, int]:
     """The buffers of an inference: number and bytes."""
     inputs, outputs = (
         sum(found.types[port.name].bytes for port in ports) for ports in (program.inputs, program.outputs)
@@ -144,7 +144,7 @@ def _words(data: bytes) -> list[str]:
     return [listed([listed(f"0x{byte:02x}" for byte in piece)]) for piece in pieces]
 
 
-def _border(role: str, ports: Sequence[Port], found: Plan) -> str:
+def _border(role: str, ports: Sequence[Port], found: DriverPlan) -> str:
     """The table of inputs or outputs, preceded by their shapes."""
     shapes = [
         array("uint32_t", f"{role}_shape_{number}", [", ".join(map(str, port.shape))])
@@ -171,7 +171,7 @@ def _constant(number: int, value: Array) -> str:
     return array(C_TYPES[str(value.dtype)], f"constant_{number}", c_text.elements(value))
 
 
-def _buffers(program: Program, found: Plan) -> list[str]:
+def _buffers(program: Program, found: DriverPlan) -> list[str]:
     """The place of every tensor, by its number."""
     places = {name: ("NPUC_ARENA", address, 0) for name, address in found.addresses.items()}
     for where, ports in (("NPUC_INPUT", program.inputs), ("NPUC_OUTPUT", program.outputs)):
@@ -238,7 +238,7 @@ def _copy(copy: Copy) -> str:
     return named(**members, **({"axis": listed(axes)} if axes else {}))
 
 
-def _figures(program: Program, found: Plan) -> dict[str, str]:
+def _figures(program: Program, found: DriverPlan) -> dict[str, str]:
     """The figures of this program for README.md."""
     segments = sum(isinstance(each, Segment) for each in found.actions)
     return {
@@ -253,7 +253,7 @@ def _figures(program: Program, found: Plan) -> dict[str, str]:
     }
 
 
-def _rows(ports: Sequence[Port], found: Plan) -> str:
+def _rows(ports: Sequence[Port], found: DriverPlan) -> str:
     """The rows of a table of tensors."""
     rows: list[str] = []
     for number, port in enumerate(ports):

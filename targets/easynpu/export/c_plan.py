@@ -32,7 +32,7 @@ Action = Segment | HostCall
 
 
 @frozen
-class Plan:
+class DriverPlan:
     """The driver's actions, and its tensors in order of appearance.
 
     storage: for every tensor, the tensor whose memory it uses, often its own; addresses: of those in the arena;
@@ -49,7 +49,7 @@ class Plan:
     scales: Mapping[str, tuple[float, float]]
 
 
-def plan(program: Program) -> Plan:
+def plan(program: Program) -> DriverPlan:
     """The plan of a program. Raises UnsupportedOperator (E202) for what the driver does not compute."""
     types = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
     border = {*types, *(port.name for port in program.outputs)}
@@ -76,7 +76,7 @@ def plan(program: Program) -> Plan:
     buffers = _lifetimes(kept, types, storage, outside)
     addresses = allocate(buffers)
     arena, scales = peak(buffers, addresses), _scales(operations_only)
-    return Plan(tuple(kept), types, storage, addresses, constants, arena, scales)
+    return DriverPlan(tuple(kept), types, storage, addresses, constants, arena, scales)
 
 
 def with_frames(steps: Sequence[HostStep | Segment]) -> list[HostStep | Segment]:

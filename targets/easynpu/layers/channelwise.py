@@ -22,7 +22,7 @@ from npuc.targets.easynpu.layers.jobs import (
     pointwise_word,
 )
 from npuc.targets.easynpu.layers.kernels import window_word
-from npuc.targets.easynpu.layers.views import View
+from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.machine.memory import (
     LANES,
     TableBlock,
@@ -147,7 +147,7 @@ def max_pool(scope: Scope, node: Node) -> Iterator[Job]:
         yield Job((Stage(word, no_words(), node, node.output, x),), result, None, scope.start(node, part))
 
 
-def _channel_parts(scope: Scope, chain: Sequence[Node], view: View) -> Iterator[slice]:
+def _channel_parts(scope: Scope, chain: Sequence[Node], view: MapView) -> Iterator[slice]:
     """The channels of each job of a chain of channel-wise words.
 
     Raises DoesNotFit (E302) where 16 channels exceed the weight DTCM.

@@ -84,7 +84,7 @@ def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) ->
 
 
 @frozen
-class Load:
+class WeightLoad:
     """The loading of a convolution's weights: outputs per job, and whether its parts are loaded in turn."""
 
     outputs: int
@@ -100,7 +100,7 @@ MOST_GROUPS_IN_TURN = 4
 
 def load_of(
     graph: Graph, node: Node, machine: Machine, followers: Sequence[Node], *, documented: bool = False
-) -> Load:
+) -> WeightLoad:
     """Outputs per job: a multiple of 16 within the limits of the word, the pads and the weight DTCM.
 
     Where 16 outputs exceed the weight DTCM, the parts of a job are loaded one after another. Raises DoesNotFit
@@ -117,12 +117,12 @@ def load_of(
     most = min(most, held_groups(machine, node, 1, followers))
     fitting = min(most, (machine.weight_words - tables) // (per_group + behind))
     if fitting >= 1:
-        return Load(fitting * LANES)
+        return WeightLoad(fitting * LANES)
     together = min(most, MOST_GROUPS_IN_TURN, word.Zs) if (word.Ho, word.Wo) == (1, 1) else 1
     for count in range(0 if documented else together, 0, -1):
         room = (machine.weight_words - tables) // count - behind
         if room >= BS_WORDS + (LANES if dense else max(part.Hk * part.Wk for part in parts)):
-            return Load(count * LANES, room)
+            return WeightLoad(count * LANES, room)
     needed = per_group + behind + tables
     raise DoesNotFit(
         "E302",

@@ -13,7 +13,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import map_shape
-from npuc.targets.easynpu.layers.views import View, Views
+from npuc.targets.easynpu.layers.views import MapView, Views
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer, Reshape
 from npuc.targets.easynpu.machine.memory import LANES, groups
@@ -32,7 +32,7 @@ class Stage:
     node: Node
     tensor: str | None = None
     """The int8 tensor that it produces, whole or in part; None for a value that exists only within the chain."""
-    source: View | None = None
+    source: MapView | None = None
     """The map that it reads; None for a stage that continues on the previous result."""
     keeps: bool = False
     """Its psums are kept for the next stage."""
@@ -54,11 +54,11 @@ class Job:
     """A fused chain: reads the sources of its stages, perhaps adds or multiplies `operand`, writes `result`."""
 
     stages: tuple[Stage, ...]
-    result: View
-    operand: View | None = None
+    result: MapView
+    operand: MapView | None = None
     start: tuple[int, int, int] = (0, 0, 0)
     """The first channel, row and column of its tensors that it computes."""
-    kept: View | None = None
+    kept: MapView | None = None
     """Where the result is also stored in its order before the reshape."""
     takes: bool = False
     """It continues on the psums that the previous job left in the pads."""
@@ -68,17 +68,17 @@ class Job:
     """The first rows of its result that nothing reads: they lack rows that the tile does not hold."""
 
     @property
-    def sources(self) -> tuple[View, ...]:
+    def sources(self) -> tuple[MapView, ...]:
         """The maps that the stages read, in order."""
         return tuple(stage.source for stage in self.stages if stage.source is not None)
 
     @property
-    def reads(self) -> tuple[View, ...]:
+    def reads(self) -> tuple[MapView, ...]:
         """Every map that the job reads."""
         return (*self.sources, self.operand) if self.operand is not None else self.sources
 
     @property
-    def writes(self) -> tuple[View, ...]:
+    def writes(self) -> tuple[MapView, ...]:
         """Every map that the job writes."""
         if self.leaves:
             return ()
@@ -107,7 +107,7 @@ class Scope:
         channel, row, column = self.windows[node.output].start
         return channel + chunk.start, row, column
 
-    def aligned(self, name: str, node: Node) -> View:
+    def aligned(self, name: str, node: Node) -> MapView:
         """The part of an elementwise operand that corresponds to the computed window of the result."""
         held, wanted = self.windows[name].start, self.windows[node.output].start
         height, width = self.size(node)
@@ -119,7 +119,7 @@ class Scope:
         size = view.channels, min(height, shape[1]), min(width, shape[2])
         return view.window((channel, row, column), size)
 
-    def operand(self, name: str, node: Node) -> View:
+    def operand(self, name: str, node: Node) -> MapView:
         """The part of the second operand for this window, broadcast over the map where it is smaller."""
         height, width = self.size(node)
         return self.aligned(name, node).broadcast_to(height, width)
@@ -130,7 +130,7 @@ def bands(extent: int, most: int) -> list[slice]:
     return [slice(start, min(start + most, extent)) for start in range(0, extent, most)]
 
 
-def chunk_view(view: View, chunk: slice) -> View:
+def chunk_view(view: MapView, chunk: slice) -> MapView:
     """The view of a chunk of channels, which starts at a multiple of 16."""
     return view.channel_groups(chunk.start // LANES, chunk.stop - chunk.start)
 

@@ -16,7 +16,7 @@ from npuc.ir import Array, Node
 from npuc.ops.windows import Window, window_of
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Scope, bands, chunk_view
 from npuc.targets.easynpu.layers.tiling import FIELD_MOST
-from npuc.targets.easynpu.layers.views import View
+from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
@@ -67,7 +67,7 @@ def _axis(
 
 def window_word(
     scope: Scope, node: Node, mnemonic: str, kernel: tuple[int, int], chunk: slice, *, dense: bool
-) -> tuple[Layer, View]:
+) -> tuple[Layer, MapView]:
     """The word of a window operator for a chunk of output channels, before it is split, and its source."""
     name = node.inputs[0]
     fields, row, column = geometry(
@@ -82,7 +82,7 @@ def window_word(
 
 
 @frozen
-class Part:
+class KernelPart:
     """Part of a convolution: its word, the slices of the weights, and where its window starts in the map."""
 
     word: Layer
@@ -125,7 +125,7 @@ FIELD_DILATIONS = 16
 """Dh and Dw have 4 bits, stored minus one; beyond that, every tap takes a word of its own."""
 
 
-def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | None = None) -> Iterator[Part]:
+def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | None = None) -> Iterator[KernelPart]:
     """The words that compute a convolution together, each within 256 channels and an ifmap pad.
 
     most: weight words that a part may take for 16 outputs where the parts of a dense layer are loaded one after
@@ -141,7 +141,7 @@ def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | Non
     if dense and most is not None:
         rows, columns = bands(whole.Hk, 1), bands(whole.Wk, 1)
         channels = bands(whole.Ci, min(FIELD_CHANNELS, (most - BS_WORDS) // LANES * LANES))
-    only_padding: Part | None = None
+    only_padding: KernelPart | None = None
     found = 0
     for row_band, column_band, channel_band in product(rows, columns, channels):
         row, Ph, Hi = _shifted(row_band.start * (whole.Dh + 1), whole.Ph, whole.Hi)
@@ -155,7 +155,7 @@ def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | Non
             Pw=Pw, Wi=Wi, Wk=wide, Dw=whole.Dw if wide > 1 else 0,
             Ci=channel_band.stop - channel_band.start,
         )  # fmt: skip
-        part = Part(word, channel_band, row_band, column_band, row, column)
+        part = KernelPart(word, channel_band, row_band, column_band, row, column)
         last = (whole.Ho - 1) * whole.Sh + (high - 1) * (whole.Dh + 1)
         right = (whole.Wo - 1) * whole.Sw + (wide - 1) * (whole.Dw + 1)
         if last < Ph or right < Pw:

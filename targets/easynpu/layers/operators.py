@@ -18,7 +18,7 @@ from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.rearrangement import problem, rearranged
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 PIXEL = "IntPixel"
 """A constant pixel of 16 channels, which the host loads."""
@@ -64,7 +64,7 @@ def _by_the_word(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (rearranged(pixels[None], word_of(node)).transpose(0, 3, 1, 2).reshape(y.shape),)
 
 
-def _word_onnx(node: Node, emit: Emitter) -> None:
+def _word_onnx(node: Node, emit: OnnxEmitter) -> None:
     """A Gather that puts the elements into the word's order."""
     shapes = [emit.graph.shape(name) for name in (node.inputs[0], node.output)]
     places = np.arange(prod(shapes[0])).reshape(shapes[0])
@@ -73,7 +73,7 @@ def _word_onnx(node: Node, emit: Emitter) -> None:
     emit.node("Gather", [flat, emit.constant(order, "order")], node.outputs)
 
 
-def _pixel_onnx(node: Node, emit: Emitter) -> None:
+def _pixel_onnx(node: Node, emit: OnnxEmitter) -> None:
     emit.node("Identity", [emit.constant(pixel(node), "pixel")], node.outputs)
 
 

@@ -33,7 +33,7 @@ from npuc.targets.easynpu.layers.jobs import (
     pointwise_word,
 )
 from npuc.targets.easynpu.layers.operators import WORD_OP, word_of
-from npuc.targets.easynpu.layers.views import View
+from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, pack_layer
 from npuc.targets.easynpu.machine.rearrangement import most_written, written_words
@@ -116,7 +116,7 @@ def selecting(scope: Scope, node: Node) -> Iterator[Job]:
     result = scope.views.tensors[node.output]
     pixels = result.height * result.width
     for chunk in bands(result.channels, LANES):
-        parts: list[tuple[View, Array]] = []
+        parts: list[tuple[MapView, Array]] = []
         offset = 0
         for name in node.inputs:
             extent = scope.graph.shape(name)[1]
@@ -130,7 +130,7 @@ def selecting(scope: Scope, node: Node) -> Iterator[Job]:
         yield Job(tuple(stages), chunk_view(result, chunk), None, scope.start(node, chunk))
 
 
-def _selected(node: Node, x: View, w: Array) -> Stage:
+def _selected(node: Node, x: MapView, w: Array) -> Stage:
     """A 1x1 word that selects channels of a map; w: (Co, Ci, 1, 1), zeros and ones."""
     none = np.zeros(len(w), np.int32)
     word = pointwise_word("conv", len(w), x.height, x.width)

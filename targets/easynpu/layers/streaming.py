@@ -12,7 +12,7 @@ from npuc.targets.easynpu.layers.jobs import Job, Stage
 
 
 @dataclass
-class WeightStream:
+class WeightStreamBuilder:
     """The weight stream of a segment, built job by job."""
 
     words: int = 0
@@ -26,9 +26,9 @@ class WeightStream:
         """The job appended to the stream; its stages have the addresses of their blocks and which are loaded."""
         return replace(job, stages=tuple(map(self._with_address, job.stages)))
 
-    def copy(self) -> WeightStream:
+    def copy(self) -> WeightStreamBuilder:
         """A copy of the stream, to which other jobs can be added."""
-        return WeightStream(self.words, self._next, list(self._shared))
+        return WeightStreamBuilder(self.words, self._next, list(self._shared))
 
     def _with_address(self, stage: Stage) -> Stage:
         if not len(stage.block):

@@ -17,7 +17,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.quantize.arithmetic.tables import INPUTS, Table
+from npuc.quantize.arithmetic.tables import INPUTS, SegmentTable
 
 SEGMENTS = 16
 SHIFTS = np.arange(16)
@@ -37,23 +37,23 @@ _UNORDERED = np.where(np.greater(INPUTS, INPUTS[:, None]), 0, np.inf).astype(np.
 
 
 @frozen
-class Limits:
+class TableLimits:
     """The least and the largest result, before saturation, that is allowed for each input: (256,) int64."""
 
     low: Array
     high: Array
 
     @classmethod
-    def around(cls, values: Array, slack: float) -> Limits:
+    def around(cls, values: Array, slack: float) -> TableLimits:
         """The integers within 1/2 + slack of the values; any result where a value is NaN."""
         reach = 0.5 + slack + NEAR_TIE
         low = np.nan_to_num(np.ceil(values - reach), nan=-128.0).clip(-128, 127).astype(np.int64)
         high = np.nan_to_num(np.floor(values + reach), nan=127.0).clip(-128, 127).astype(np.int64)
         return cls(np.where(low == -128, -BEYOND, low), np.where(high == 127, BEYOND, high))
 
-    def part(self, inputs: slice) -> Limits:
+    def part(self, inputs: slice) -> TableLimits:
         """The limits of some of the inputs."""
-        return Limits(self.low[inputs], self.high[inputs])
+        return TableLimits(self.low[inputs], self.high[inputs])
 
 
 @frozen
@@ -64,7 +64,7 @@ class Slopes:
     high: Array
 
     @classmethod
-    def within(cls, limits: Limits) -> Slopes:
+    def within(cls, limits: TableLimits) -> Slopes:
         """Of every pair x1 < x2: low(x2) - high(x1) - 1 < a / 2^s * (x2 - x1) < high(x2) - low(x1) + 1.
 
         float32 suffices: where 2^s times a quotient matters (|a| <= 128), it is an integer exactly or at least
@@ -91,14 +91,14 @@ def _least_inside(pairs: Array) -> Array:
     return pairs
 
 
-def best_table(values: Array) -> Table:
+def best_table(values: Array) -> SegmentTable:
     """The table with the least slack; with slack 0 the fewest segments, else the least and then the fewest errors.
 
     values: f(x) / y_scale for x = -128..127, (256,) float64; NaN where any result will do.
     """
     values = values.clip(-128.5, 127.5)
     starts, slack = _least_slack(values)
-    exact, allowed = Limits.around(values, 0.0), Limits.around(values, slack)
+    exact, allowed = TableLimits.around(values, 0.0), TableLimits.around(values, slack)
     slopes = Slopes.within(allowed)
     if slack == 0:
         shift = min(starts, key=lambda each: len(starts[each]))
@@ -123,7 +123,7 @@ def _least_slack(values: Array) -> tuple[Mapping[int, Sequence[int]], float]:
 
 def _partitions(values: Array, slack: float) -> dict[int, list[int]]:
     """By shift, for shifts with at most SEGMENTS longest segments: the positions 0..255 at which these start."""
-    slopes = Slopes.within(Limits.around(values, slack))
+    slopes = Slopes.within(TableLimits.around(values, slack))
     last = np.arange(256)
     at = np.zeros(len(SHIFTS), np.int64)
     starts: list[Array] = []
@@ -137,8 +137,8 @@ def _partitions(values: Array, slack: float) -> dict[int, list[int]]:
 
 
 def _fitted(
-    starts: Sequence[int], shift: int, slopes: Slopes, allowed: Limits, exact: Limits
-) -> tuple[Table, int]:
+    starts: Sequence[int], shift: int, slopes: Slopes, allowed: TableLimits, exact: TableLimits
+) -> tuple[SegmentTable, int]:
     """The table with the best line for each segment, and the number of inputs at which it is off."""
     lines: list[tuple[int, int]] = []
     errors: list[Array] = []
@@ -151,13 +151,15 @@ def _fitted(
         errors.append(error)
     off = np.concatenate(errors)
     a, b = np.array(lines).T
-    found = Table(
+    found = SegmentTable(
         INPUTS[list(starts)].astype(np.int8), a.astype(np.int8), b.astype(np.int32), shift, int(off.max())
     )
     return found, int((off > 0).sum())
 
 
-def _best_line(a: Array, x: Array, shift: int, allowed: Limits, exact: Limits) -> tuple[tuple[int, int], Array]:
+def _best_line(
+    a: Array, x: Array, shift: int, allowed: TableLimits, exact: TableLimits
+) -> tuple[tuple[int, int], Array]:
     """The allowed (a, b) with the least largest error, then the fewest errors, of these slopes; and its errors.
 
     For a slope, only an offset at which an input starts to be exact, or the middle one, can be the best.

@@ -15,11 +15,11 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXES, AXIS, BLOCKSIZE, STARTS
 from npuc.targets.easynpu.layers.addressing import Shape, concat_offsets, interleaved, is_part, split_offsets
 from npuc.targets.easynpu.layers.windows import MapWindow
-from npuc.targets.easynpu.machine.memory import LANES, Place
+from npuc.targets.easynpu.machine.memory import LANES, MapPlace
 
 
 @frozen
-class View:
+class MapView:
     """A map (channels, height, width) inside a buffer; offsets and steps in groups, rows and columns."""
 
     buffer: str
@@ -35,28 +35,28 @@ class View:
     group_step: int = 1
     """0 repeats the first 16 channels."""
 
-    def within(self, whole: Place) -> Place:
+    def within(self, whole: MapPlace) -> MapPlace:
         """The place of the view, given the place of its buffer."""
         base = whole.base + self.row * whole.row + self.column * whole.pixel + self.group * whole.group
         row, pixel = whole.row * self.row_step, whole.pixel * self.column_step
         return replace(whole, base=base, row=row, pixel=pixel, group=whole.group * self.group_step)
 
-    def channel_groups(self, first: int, channels: int) -> View:
+    def channel_groups(self, first: int, channels: int) -> MapView:
         """The channel groups from `first` on that hold this many channels."""
         return self.window((first * LANES, 0, 0), (channels, self.height, self.width))
 
-    def pixel_for(self, channels: int, height: int, width: int) -> View:
+    def pixel_for(self, channels: int, height: int, width: int) -> MapView:
         """The first pixel and its first 16 channels, repeated over a map."""
-        return View(self.buffer, channels, height, width, self.group, self.row, self.column, 0, 0, 0)
+        return MapView(self.buffer, channels, height, width, self.group, self.row, self.column, 0, 0, 0)
 
-    def part(self, row: int, column: int) -> View:
+    def part(self, row: int, column: int) -> MapView:
         """The rows and columns from an offset on."""
         return self.window((0, row, column), (self.channels, self.height - row, self.width - column))
 
-    def window(self, start: Shape, shape: Shape) -> View:
+    def window(self, start: Shape, shape: Shape) -> MapView:
         """A map of this shape (C, H, W) that starts at a channel (a multiple of 16), row and column."""
         channel, row, column = start
-        return View(  # without `replace`: a compile makes some 100,000 of them
+        return MapView(  # without `replace`: a compile makes some 100,000 of them
             self.buffer,
             *shape,
             self.group + channel // LANES * self.group_step,
@@ -67,7 +67,7 @@ class View:
             self.group_step,
         )
 
-    def interleaved(self, row: int, column: int, step: tuple[int, int], size: tuple[int, int]) -> View:
+    def interleaved(self, row: int, column: int, step: tuple[int, int], size: tuple[int, int]) -> MapView:
         """Every step-th row and column from an offset on, of a given size."""
         return replace(
             self.part(row, column),
@@ -77,7 +77,7 @@ class View:
             column_step=self.column_step * step[1],
         )
 
-    def broadcast_to(self, height: int, width: int) -> View:
+    def broadcast_to(self, height: int, width: int) -> MapView:
         """The view repeated over a map: a step of 0 where it has one row or column."""
         return replace(
             self,
@@ -92,21 +92,21 @@ class View:
 class Views:
     """The view of every int8 tensor, and the shape (C, H, W) of every buffer."""
 
-    tensors: Mapping[str, View]
+    tensors: Mapping[str, MapView]
     buffers: Mapping[str, Shape]
-    copies: Mapping[str, tuple[tuple[str, View], ...]] = field(
-        default_factory=dict[str, "tuple[tuple[str, View], ...]"]
+    copies: Mapping[str, tuple[tuple[str, MapView], ...]] = field(
+        default_factory=dict[str, "tuple[tuple[str, MapView], ...]"]
     )
     """Per concatenation result: the operands that must be copied into it, and their windows."""
 
-    def is_whole(self, view: View) -> bool:
+    def is_whole(self, view: MapView) -> bool:
         """Whether the view is its whole buffer, which needs no address arithmetic."""
-        return view == View(view.buffer, *self.buffers[view.buffer])
+        return view == MapView(view.buffer, *self.buffers[view.buffer])
 
-    def leads(self, view: View) -> bool:
+    def leads(self, view: MapView) -> bool:
         """Whether the view is its buffer or the first rows of it, which lie at the same addresses."""
         channels, height, width = self.buffers[view.buffer]
-        return view.height <= height and view == View(view.buffer, channels, view.height, width)
+        return view.height <= height and view == MapView(view.buffer, channels, view.height, width)
 
 
 def views_of(graph: Graph, nodes: Sequence[Node], windows: Mapping[str, MapWindow]) -> Views:
@@ -125,9 +125,9 @@ class _Planner:
         self.nodes = nodes
         self.windows = windows
         self.shapes = {name: window.shape for name, window in windows.items()}
-        self.views: dict[str, View] = {}
+        self.views: dict[str, MapView] = {}
         self.buffers: dict[str, Shape] = {}
-        self.copies: dict[str, tuple[tuple[str, View], ...]] = {}
+        self.copies: dict[str, tuple[tuple[str, MapView], ...]] = {}
         self.parts = {name for node in nodes if is_part(graph, node) for name in node.outputs}
 
     def result(self) -> Views:
@@ -150,12 +150,12 @@ class _Planner:
                     self._view(name)
         return Views(self.views, self.buffers, self.copies)
 
-    def _view(self, name: str) -> View:
+    def _view(self, name: str) -> MapView:
         """The tensor's view; by default a buffer of its own."""
         if name not in self.views:
             shape = self.shapes[name]
             self.buffers[name] = shape
-            self.views[name] = View(name, *shape)
+            self.views[name] = MapView(name, *shape)
         return self.views[name]
 
     def _concat(self, node: Node) -> None:
@@ -170,7 +170,7 @@ class _Planner:
             ],
         )
 
-    def _operand_shape(self, name: str, axis: int, whole: View) -> Shape:
+    def _operand_shape(self, name: str, axis: int, whole: MapView) -> Shape:
         """What a result of this size takes of an operand: its channels (axis 1), or all of it (other axes)."""
         channels, height, width = self.shapes[name]
         return (channels, whole.height, whole.width) if axis == 1 else (channels, height, width)
@@ -186,12 +186,12 @@ class _Planner:
         self._write_into(node.output, phases)
         self.views[concat.output] = whole
 
-    def _write_into(self, result: str, windows: Sequence[tuple[str, View]]) -> None:
+    def _write_into(self, result: str, windows: Sequence[tuple[str, MapView]]) -> None:
         """Lets each operand be written to its window of a result, or notes that it must be copied there.
 
         An operand keeps a buffer of its own where a tile computes more of it than the result needs.
         """
-        copied: list[tuple[str, View]] = []
+        copied: list[tuple[str, MapView]] = []
         for name, window in windows:
             halo = self.shapes[name][1:] != (window.height, window.width)
             if name in self.views or name in self.parts or halo:
@@ -215,7 +215,7 @@ class _Planner:
             self.views[name] = source.window((channel, row, column), self.shapes[name])
 
 
-def concat_window(whole: View, axis: int, offset: int, shape: Shape) -> View:
+def concat_window(whole: MapView, axis: int, offset: int, shape: Shape) -> MapView:
     """The window of a concatenation's result that an operand of this shape fills."""
     channel, row, column = (offset if axis == each else 0 for each in (1, 2, 3))
     return whole.window((channel, row, column), shape)

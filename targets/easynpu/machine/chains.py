@@ -16,7 +16,7 @@ from npuc.targets.easynpu.machine.memory import (
     SLOPE_WORDS,
     TABLE_WORDS,
     Map,
-    Place,
+    MapPlace,
     groups,
     high_end,
     low_end,
@@ -28,7 +28,7 @@ DUMP = "npuc dump shows every word"
 
 
 @frozen
-class Stage:
+class ChainStage:
     """A layer word with its number in the program and the extension words before it."""
 
     number: int
@@ -104,10 +104,10 @@ class Stage:
         place = self._place("dst") or implicit_end(low, machine, word.Co, word.Wo)
         return Map(place, word.Ho, word.Wo, groups(word.Co))
 
-    def _ofmap(self, place: Place) -> Map:
+    def _ofmap(self, place: MapPlace) -> Map:
         return Map(place, self.layer.Ho, self.layer.Wo, groups(self.layer.Co))
 
-    def _place(self, role: str) -> Place | None:
+    def _place(self, role: str) -> MapPlace | None:
         operand = self.operands.get(role)
         if operand is None:
             return None
@@ -115,15 +115,15 @@ class Stage:
             raise refused(
                 self.number, f"its {role} operand lies in memory {operand.memory} of 0 and 1", self.layer
             )
-        return Place(isa.MEMORIES[operand.memory], operand.base, operand.row, operand.pixel, operand.group)
+        return MapPlace(isa.MEMORIES[operand.memory], operand.base, operand.row, operand.pixel, operand.group)
 
 
-def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[Stage]]:
+def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[ChainStage]]:
     """The words grouped into fused chains. Raises ArtefactError (E503) for an undefined word, a repeated
     extension word or an open chain."""
     operands: dict[str, Operand] = {}
     control: Control | None = None
-    chain: list[Stage] = []
+    chain: list[ChainStage] = []
     for number, word in enumerate(words, first):
         match word:
             case Operand() if isa.ROLES[word.opcode] not in operands:
@@ -133,13 +133,13 @@ def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[Stag
             case Operand() | Control():
                 raise refused(number, "a second extension word of its kind before one layer word", word)
             case Layer():
-                chain.append(Stage(number, word, operands, control))
+                chain.append(ChainStage(number, word, operands, control))
                 operands, control = {}, None
                 if not word.fused:
                     yield chain
                     chain = []
             case Reshape():
-                yield [*chain, Stage(number, _pass_over(word, chain), operands, control, word)]
+                yield [*chain, ChainStage(number, _pass_over(word, chain), operands, control, word)]
                 chain, operands, control = [], {}, None
             case Halt():
                 break
@@ -149,7 +149,7 @@ def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[Stag
         raise refused(first + len(words) - 1, "the program ends within a chain", words[-1])
 
 
-def _pass_over(word: Reshape, before: Sequence[Stage]) -> Layer:
+def _pass_over(word: Reshape, before: Sequence[ChainStage]) -> Layer:
     """The pass in which a reshape reads its map, or a result tile by tile, as a pointwise word."""
     y, x = (before[0].layer.y, before[0].layer.x) if before else (1, 1)
     return Layer(
@@ -166,7 +166,7 @@ def refused(
     return ArtefactError("E503", f"instruction {number}: {reason}{text}", limit=limit, remedy=remedy)
 
 
-def implicit_end(low: bool, machine: Machine, channels: int, width: int) -> Place:
+def implicit_end(low: bool, machine: Machine, channels: int, width: int) -> MapPlace:
     """One end of the Fmap DTCM: the low one, or the high one, which grows downwards from the last word."""
     if low:
         return low_end("fmap", 0, channels, width)

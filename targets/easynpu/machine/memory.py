@@ -37,7 +37,7 @@ def feature_words(channels: int, height: int, width: int) -> int:
 
 
 @frozen
-class Place:
+class MapPlace:
     """The place of a feature map: word of pixel (iy, ix), group g = base + iy*row + ix*pixel + g*group.
 
     All in words. A map mirrored from the high end of the Fmap DTCM (logical word a at D - 1 - a) has negative
@@ -73,7 +73,7 @@ class Place:
 class Map:
     """The words of a feature map of this size, in 16-channel groups, at a place."""
 
-    place: Place
+    place: MapPlace
     height: int
     width: int
     groups: int
@@ -136,16 +136,16 @@ def steps(shape: tuple[int, ...], pitches: tuple[int, ...]) -> Array:
     return found
 
 
-def low_end(memory: str, base: int, channels: int, width: int) -> Place:
+def low_end(memory: str, base: int, channels: int, width: int) -> MapPlace:
     """The place of a feature map that grows contiguously upwards from a base address."""
     per_pixel = groups(channels)
-    return Place(memory, base, width * per_pixel, per_pixel, 1)
+    return MapPlace(memory, base, width * per_pixel, per_pixel, 1)
 
 
-def high_end(memory: str, words: int, channels: int, width: int) -> Place:
+def high_end(memory: str, words: int, channels: int, width: int) -> MapPlace:
     """The place of a feature map that grows downwards from the memory's last word (two-ended addressing)."""
     per_pixel = groups(channels)
-    return Place(memory, words - 1, -width * per_pixel, -per_pixel, -1)
+    return MapPlace(memory, words - 1, -width * per_pixel, -per_pixel, -1)
 
 
 def to_lanes(x: Array) -> Array:

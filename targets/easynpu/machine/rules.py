@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from npuc.frozen import frozen
 from npuc.targets.easynpu.machine import rearrangement
-from npuc.targets.easynpu.machine.chains import DUMP, Stage, refused
+from npuc.targets.easynpu.machine.chains import DUMP, ChainStage, refused
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -30,7 +30,7 @@ class Rule:
     remedy: str = DUMP
 
 
-def check(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
+def check(chain: Sequence[ChainStage], machine: Machine, low: bool) -> None:
     """Raises ArtefactError (E503) for a word that contradicts itself, the machine or the word before it.
 
     low: the current map is at the low end of the Fmap DTCM.
@@ -53,7 +53,7 @@ def check(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
     _check_maps(chain, machine, low)
 
 
-def parameter_entries(chain: Sequence[Stage]) -> int:
+def parameter_entries(chain: Sequence[ChainStage]) -> int:
     """Entries of the bias and scale pads: words that keep psums share theirs, a table takes one per segment."""
     entries = 0
     for before, stage in zip((None, *chain), chain, strict=False):
@@ -62,7 +62,7 @@ def parameter_entries(chain: Sequence[Stage]) -> int:
     return entries
 
 
-def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
+def _check_maps(chain: Sequence[ChainStage], machine: Machine, low: bool) -> None:
     """Checks that maps are inside their memories, and that no map overwrites another map of the chain.
 
     The machine writes tile by tile while later tiles are still to be read. A result may replace a second operand
@@ -96,7 +96,7 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
         raise refused(last.number, reason, last.word)
 
 
-def _is_elementwise(chain: Sequence[Stage]) -> bool:
+def _is_elementwise(chain: Sequence[ChainStage]) -> bool:
     """Whether every element of the result depends on one element of one ifmap, and of the operands."""
     if any(stage.reshape is not None or stage.keeps or stage.takes for stage in chain):
         return False
@@ -107,7 +107,7 @@ def _reaches_beyond(layer: Layer) -> bool:
     return (layer.Hk, layer.Wk, layer.Sh, layer.Sw, layer.Ph, layer.Pw) != (1, 1, 1, 1, 0, 0)
 
 
-def expect_kept(kept: Layer | None, chain: Sequence[Stage]) -> Layer | None:
+def expect_kept(kept: Layer | None, chain: Sequence[ChainStage]) -> Layer | None:
     """The word whose psums are in the pads after the chain, if any are kept.
 
     kept: the same before the chain. Raises ArtefactError (E503) for a chain that takes psums that are not there or
@@ -131,7 +131,7 @@ def _single_tile(layer: Layer) -> bool:
     return layer.y >= layer.Ho and layer.x >= layer.Wo and (is_dense(layer) or groups(layer.Co) == 1)
 
 
-def _geometry(stage: Stage, machine: Machine) -> tuple[Rule, ...]:
+def _geometry(stage: ChainStage, machine: Machine) -> tuple[Rule, ...]:
     """Rules for a word on its own and for its demands on the machine."""
     layer = stage.layer
     dense = is_dense(layer)
@@ -180,12 +180,12 @@ def _geometry(stage: Stage, machine: Machine) -> tuple[Rule, ...]:
     )
 
 
-def _reshape_problem(stage: Stage) -> tuple[Rule, ...]:
+def _reshape_problem(stage: ChainStage) -> tuple[Rule, ...]:
     wrong = None if stage.reshape is None else rearrangement.problem(stage.reshape)
     return () if wrong is None else (Rule(True, wrong),)
 
 
-def _order(stage: Stage, before: Stage | None) -> tuple[Rule, ...]:
+def _order(stage: ChainStage, before: ChainStage | None) -> tuple[Rule, ...]:
     """What the order of words allows."""
     continues, accumulates = before is not None and before.keeps, stage.name in KEEPING
     return (
@@ -206,7 +206,7 @@ def _order(stage: Stage, before: Stage | None) -> tuple[Rule, ...]:
     )
 
 
-def _idle_operands(stage: Stage, before: Stage | None, *, last: bool) -> tuple[Rule, ...]:
+def _idle_operands(stage: ChainStage, before: ChainStage | None, *, last: bool) -> tuple[Rule, ...]:
     """Extension words have an effect."""
     used = {
         "src": before is None or before.keeps,
@@ -219,7 +219,7 @@ def _idle_operands(stage: Stage, before: Stage | None, *, last: bool) -> tuple[R
     )
 
 
-def _continuation(stage: Stage, before: Stage, head: Stage) -> tuple[Rule, ...]:
+def _continuation(stage: ChainStage, before: ChainStage, head: ChainStage) -> tuple[Rule, ...]:
     """What a word after the first of its chain needs."""
     layer, first = stage.layer, head.layer
     return (

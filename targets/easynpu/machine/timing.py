@@ -35,7 +35,7 @@ BLOCK = 64
 
 
 @frozen
-class Load:
+class PadLoad:
     """Sub-ifmaps (rows, columns) whose rows begin `pitch` entries apart in a pad; one value per candidate tile."""
 
     rows: Array
@@ -54,7 +54,7 @@ class Load:
 
 
 @frozen
-class Step:
+class ChannelStep:
     """A step of 16 channels, with a second set of pads."""
 
     cycles: Array
@@ -62,11 +62,11 @@ class Step:
     free: Array
     """Those of its cycles in which a word can be loaded."""
 
-    def wait(self, load: Load) -> Array:
+    def wait(self, load: PadLoad) -> Array:
         """Additional cycles until the next step's sub-ifmap is loaded."""
         return np.maximum(load.words - self.free, 0)
 
-    def then(self, load: Load) -> Array:
+    def then(self, load: PadLoad) -> Array:
         """Its cycles with the wait."""
         return self.cycles + self.wait(load)
 
@@ -89,7 +89,7 @@ class Sweep:
 
 
 @frozen
-class Refilled(Step):
+class Refilled(ChannelStep):
     """A step of 16 channels, with one set of pads."""
 
     sweep: Sweep
@@ -98,7 +98,7 @@ class Refilled(Step):
     behind: Array
     """Cycles of the following passes in which a word can be loaded."""
 
-    def wait(self, load: Load) -> Array:
+    def wait(self, load: PadLoad) -> Array:
         """The maximum over all moments: words that could not be loaded before, less the free cycles after."""
         wait = np.zeros_like(load.words)
         for entry, free in self._moments():
@@ -157,7 +157,7 @@ class Followers:
 
 
 @frozen
-class Cost:
+class ChainCost:
     """Cycles of a chain, cycles in which the PEs compute (bubbles included), and words on the shared bus."""
 
     cycles: Array
@@ -216,7 +216,7 @@ def weight_words(layer: Layer) -> int:
     return groups(layer.Co) * layer.Hk * layer.Wk * (layer.Ci if is_dense(layer) else 1)
 
 
-def chain_cost(parts: Sequence[Layer], y: Array, x: Array, machine: Machine, followers: Followers) -> Cost:
+def chain_cost(parts: Sequence[Layer], y: Array, x: Array, machine: Machine, followers: Followers) -> ChainCost:
     """The cost of a layer and its fused followers for every candidate tile (y[i], x[i]).
 
     parts: the layer's word, or its words that pass on psums, in order.
@@ -253,7 +253,7 @@ def chain_cost(parts: Sequence[Layer], y: Array, x: Array, machine: Machine, fol
     start = len(parts) + followers.words + sum(map(parameter_words, parts)) + followers.bs_words
     start += zs if is_dense(parts[0]) else 0
     start += drain(machine, followers.port_uses[-1])
-    return Cost(start + full.load.words + run, total(lambda tile: tile.compute), total(lambda tile: tile.bus))
+    return ChainCost(start + full.load.words + run, total(lambda tile: tile.compute), total(lambda tile: tile.bus))
 
 
 @frozen
@@ -275,8 +275,8 @@ class _Tile:
     """Tiles of one size: cycles of all steps but the last, and the last step, which loads for the next tile."""
 
     inner: Array
-    last: Step
-    load: Load
+    last: ChannelStep
+    load: PadLoad
     """The first sub-ifmap."""
     compute: Array
     bus: Array
@@ -331,12 +331,14 @@ class _Passes:
         """Words of results on the bus."""
         return self.y * self.x * self.zs * sum(use.ofmap for use in followers.port_uses)
 
-    def load(self, part: Layer, pitch: Array) -> Load:
+    def load(self, part: Layer, pitch: Array) -> PadLoad:
         """The sub-ifmap of a part."""
         rows, columns = tile_input(part, self.y, self.x)
-        return Load(np.asarray(rows), np.asarray(columns), pitch)
+        return PadLoad(np.asarray(rows), np.asarray(columns), pitch)
 
-    def step(self, part: Layer, pitch: Array, channels: int, uses: Sequence[PortUse] = (PortUse(),)) -> Step:
+    def step(
+        self, part: Layer, pitch: Array, channels: int, uses: Sequence[PortUse] = (PortUse(),)
+    ) -> ChannelStep:
         """A step with these channels of a part; uses: the port use of its last pass and of the passes after it."""
         positions, sweep = self.y * self.x * self.zs, self.sweep
         before = (channels * part.Hk * part.Wk - 1) * sweep
@@ -344,6 +346,6 @@ class _Passes:
         cycles = before + sum(use.taken(sweep, positions) for use in uses) + waits
         free = [waits, *(use.free(sweep, positions) for use in uses)]
         if self.machine.ifmap_pad_sets > 1:
-            return Step(cycles, before + sum(free))
+            return ChannelStep(cycles, before + sum(free))
         shape = Sweep(part, self.x, self.y * self.x, self.zs, self.machine.pe_rows, pitch, sweep)
         return Refilled(cycles, before + sum(free), shape, uses[0], sum(free) - free[1])

@@ -61,7 +61,7 @@ from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import resize_to_copies
 from npuc.passes.expansion.split_average_borders import split_average_borders
-from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
+from npuc.passes.expansion.split_average_pool import AverageLimits, SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import split_max_pool
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
@@ -419,7 +419,7 @@ def passes(
 
 def _averages(machine: Machine) -> tuple[Pass, ...]:
     """The passes for averages: kept psums allow any window that a DTCM holds; others are averages of averages."""
-    limits = Limits(positions=max(machine.fmap_words, machine.skip_words) - 1, extent=MOST_EXTENT)
+    limits = AverageLimits(positions=max(machine.fmap_words, machine.skip_words) - 1, extent=MOST_EXTENT)
     return PadLongAverages(limits), SplitAveragePool(limits=limits)
 
 

@@ -25,7 +25,7 @@ from npuc.quantize.calibration.histograms import Histogram, HistogramSource, sou
 from npuc.quantize.improvement.balance import without_data
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
-from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights, teaches
+from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_network, best_weights, teaches
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps, only_of_inputs
@@ -184,7 +184,7 @@ def _calibrated(
 
 def network(
     graph: Graph, samples: Samples, machine: Machine, options: Options, hook: Hook | None = None
-) -> tuple[Network, tuple[Trial, ...]]:
+) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """The integer network, and the trials that were made to improve it.
 
     A model with scales of its own keeps them; its weights are balanced, or improved on samples. Documented
@@ -211,11 +211,11 @@ def network(
     def seen(host: Host) -> Mapping[str, Histogram]:
         return histograms_before_host(find, graph, samples, found, host)
 
-    def drawn(host: Host) -> Network:
+    def drawn(host: Host) -> TrialNetwork:
         chosen = without(integer(graph, machine), host)
-        return Network(graph, chosen, seen(host), {}, make(graph, chosen, seen(host), method, given))
+        return TrialNetwork(graph, chosen, seen(host), {}, make(graph, chosen, seen(host), method, given))
 
-    def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
+    def best(host: Host) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         zeros = None if documented else replace(IN_BIASES, power_of_two=power_of_two, pads=pads_cheaply)
         recipe = Recipe(
             lambda each: without(integer(each, machine), host),

@@ -21,7 +21,7 @@ from npuc.targets.easynpu.layers.views import Views
 from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, is_channelwise
 from npuc.targets.easynpu.machine.memory import feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.grids import Share
+from npuc.targets.easynpu.plan.grids import JobShare
 from npuc.targets.easynpu.plan.implicit import ChainUse, Inexpressible, arranged
 
 
@@ -108,7 +108,7 @@ class Chains:
         nodes: Sequence[Node],
         machine: Machine,
         before: Mapping[Node, Node],
-        shares: Mapping[str, Share],
+        shares: Mapping[str, JobShare],
         readings: Readings,
     ) -> None:
         self.graph, self.machine, self.shares, self.readings = graph, machine, shares, readings
@@ -156,7 +156,7 @@ class Chains:
             return None
         weights = 0
         for node in chain:
-            share = self.shares.get(node.output, Share())
+            share = self.shares.get(node.output, JobShare())
             whole = groups(self.graph.shape(node.output)[1])
             weights += (
                 ceil((share.weight_words - share.table_words) * groups(channels) / whole) + share.table_words

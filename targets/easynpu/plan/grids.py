@@ -16,7 +16,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.jobs import Job
-from npuc.targets.easynpu.layers.streaming import WeightStream
+from npuc.targets.easynpu.layers.streaming import WeightStreamBuilder
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, groups
@@ -70,7 +70,7 @@ class Strip:
 
 
 @frozen
-class Share:
+class JobShare:
     """A node's share of a run's jobs, which does not depend on the tiles."""
 
     weight_words: int = 0
@@ -87,14 +87,14 @@ class Share:
         return -(-self.pixel_cycles // machine.pe_rows)
 
 
-def shares_of(jobs: Sequence[Job]) -> dict[str, Share]:
+def shares_of(jobs: Sequence[Job]) -> dict[str, JobShare]:
     """The share of every node, by its output tensor; ranges stream the same words anew."""
-    found: dict[str, Share] = {}
-    streams: dict[Node, WeightStream] = {}
+    found: dict[str, JobShare] = {}
+    streams: dict[Node, WeightStreamBuilder] = {}
     for job in jobs:
-        stream, known = streams.setdefault(job.stages[-1].node, WeightStream()), set(found)
+        stream, known = streams.setdefault(job.stages[-1].node, WeightStreamBuilder()), set(found)
         for stage in stream.with_addresses(job).stages:
-            word, before = stage.word, found.get(stage.node.output, Share())
+            word, before = stage.word, found.get(stage.node.output, JobShare())
             sweeps = word.Hk * word.Wk * (word.Ci if is_dense(word) else 1) if isinstance(word, Layer) else 1
             weights = before.weight_words + len(stage.loaded)
             again = len(stage.block) if stage.node.op == "IntTable" else 0
@@ -102,11 +102,11 @@ def shares_of(jobs: Sequence[Job]) -> dict[str, Share]:
                 again = before.table_words if stage.node.output in known else weights
             shared = before.shared + stage.loaded.tobytes() if stage.shares else b""
             cycles = before.pixel_cycles + sweeps * groups(word.Co)
-            found[stage.node.output] = Share(weights, again, cycles, shared)
+            found[stage.node.output] = JobShare(weights, again, cycles, shared)
     return found
 
 
-def together(shares: Iterable[Share]) -> tuple[int, int]:
+def together(shares: Iterable[JobShare]) -> tuple[int, int]:
     """The words of nodes' weight streams in one run, and those of tables among them; shared words count once."""
     shares = list(shares)
     once = {each.shared: each for each in shares if each.shared}.values()
@@ -115,7 +115,7 @@ def together(shares: Iterable[Share]) -> tuple[int, int]:
 
 
 @frozen
-class Axis:
+class AxisRanges:
     """The ranges of every tensor along an axis, for all useful numbers of tiles, one after the other."""
 
     counts: tuple[int, ...]
@@ -130,8 +130,8 @@ class Axis:
 
     @classmethod
     def of(
-        cls, counts: tuple[int, ...], unit: int, ranges: Ranges, held: Ranges, known: Axis | None = None
-    ) -> Axis:
+        cls, counts: tuple[int, ...], unit: int, ranges: Ranges, held: Ranges, known: AxisRanges | None = None
+    ) -> AxisRanges:
         """An axis. known: one with the same counts, whose sizes are taken over for the same ranges."""
         starts = np.cumsum((0, *counts[:-1]))
         sizes: dict[str, Array] = {}

@@ -16,9 +16,9 @@ from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job, Stage, no_words, pointwise_word
-from npuc.targets.easynpu.layers.views import View
+from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.machine.isa import Reshape
-from npuc.targets.easynpu.machine.memory import Place, high_end, low_end
+from npuc.targets.easynpu.machine.memory import MapPlace, high_end, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, Run, Usage
 
@@ -52,7 +52,7 @@ class Item:
 
 
 @dataclass
-class Part:
+class PlacedSegment:
     """A segment: its items, and the buffers that the host loads and stores, each with its place."""
 
     items: list[Item] = field(default_factory=list[Item])
@@ -76,7 +76,7 @@ def arranged(
     machine: Machine,
     wide: Collection[str] = (),
     wanted: Mapping[str, str] = MappingProxyType({}),
-) -> list[Part]:
+) -> list[PlacedSegment]:
     """The segments of a run of steps, in which no map between two steps goes through the host.
 
     sizes: words of every buffer. wide: buffers with more channels than one word copies. wanted: the place where
@@ -108,7 +108,7 @@ class _Walk:
         """The end that the next word of the segment reads."""
         self.skip_is_free = True
         """The skip DTCM has not been used since the segment began."""
-        self.parts = [Part()]
+        self.parts = [PlacedSegment()]
         self.words = self.weights = 0
 
     def take(self, at: int) -> None:
@@ -172,7 +172,7 @@ class _Walk:
     def _begin(self) -> None:
         """Starts a new segment."""
         if self.parts[-1].items:
-            self.parts.append(Part())
+            self.parts.append(PlacedSegment())
         self.end, self.words, self.weights = LOW, 0, 0
         self.skip_is_free = self.at[SKIP] is None or not self._is_operand(self.at[SKIP], -1)
 
@@ -256,7 +256,7 @@ class _Walk:
             self._copy(last, None)
             self.parts[-1].stores = [(name, LOW if name == last else where) for name, where in stores]
 
-    def finished(self) -> list[Part]:
+    def finished(self) -> list[PlacedSegment]:
         self._leave_low()
         stored = {name for part in self.parts for name, _ in part.stores}
         missing = [name for name in self.outputs if name not in stored]
@@ -335,7 +335,7 @@ def implicit(run: Run, machine: Machine, following: Sequence[Crossing] = ()) -> 
             limit=f"{memory}_words = {machine.capacity_words(memory)}",
             remedy=f"a machine with {memory}_words = {words} (--machine FILE)",
         ) from None
-    return [_Places(run, machine).placement(part) for part in parts]
+    return [_BufferPlaces(run, machine).placement(part) for part in parts]
 
 
 def _wanted(run: Run, following: Sequence[Crossing]) -> dict[str, str]:
@@ -351,13 +351,13 @@ def _wanted(run: Run, following: Sequence[Crossing]) -> dict[str, str]:
     return found
 
 
-class _Places:
+class _BufferPlaces:
     """The places of a run's buffers: at either end of the Fmap DTCM, or in the skip DTCM."""
 
     def __init__(self, run: Run, machine: Machine) -> None:
         self.run, self.machine = run, machine
 
-    def placement(self, part: Part) -> Placement:
+    def placement(self, part: PlacedSegment) -> Placement:
         jobs = tuple(self._job(item) for item in part.items)
         pairs = [
             self.run.words(each.job.sources[0].buffer) + self.run.words(each.job.result.buffer) for each in jobs
@@ -379,7 +379,7 @@ class _Places:
         )
         return Placement(jobs, inputs, outputs, {"fmap": Usage(fmap, fmap), "skip": Usage(skip, skip)})
 
-    def _at(self, buffer: str, where: str) -> Place:
+    def _at(self, buffer: str, where: str) -> MapPlace:
         channels, _, width = self.run.views.buffers[buffer]
         if where == HIGH:
             return high_end("fmap", self.machine.fmap_words, channels, width)
@@ -396,7 +396,7 @@ class _Places:
     def _copying(self, buffer: str) -> Job:
         """A 1x1 max pool, which copies a map to the other end."""
         channels, height, width = self.run.views.buffers[buffer]
-        view = View(buffer, channels, height, width)
+        view = MapView(buffer, channels, height, width)
         node = Node("MaxPool", (buffer,), (f"{buffer}/copy",), {}, f"{buffer}/copy")
         word = pointwise_word("maxpool", channels, height, width)
         return Job((Stage(word, no_words(), node, None, view),), view)

@@ -8,9 +8,9 @@ from npuc.allocation import Buffer, allocate, fits, lower_bound, peak
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.targets.easynpu.layers.jobs import Job
-from npuc.targets.easynpu.layers.views import View, Views
+from npuc.targets.easynpu.layers.views import MapView, Views
 from npuc.targets.easynpu.layers.windows import MapWindow
-from npuc.targets.easynpu.machine.memory import Place, feature_words, low_end
+from npuc.targets.easynpu.machine.memory import MapPlace, feature_words, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
 
 
@@ -19,10 +19,10 @@ class PlacedJob:
     """A job with the places of its stages' sources, its result, its operand and the copy of its result."""
 
     job: Job
-    sources: tuple[Place, ...]
-    dst: Place
-    opb: Place | None
-    stored: Place | None
+    sources: tuple[MapPlace, ...]
+    dst: MapPlace
+    opb: MapPlace | None
+    stored: MapPlace | None
     explicit: bool
     """Extension words state the places."""
 
@@ -41,7 +41,7 @@ class Crossing:
 
     tensor: str
     window: MapWindow
-    place: Place
+    place: MapPlace
 
 
 @frozen
@@ -59,8 +59,8 @@ class Run:
     """Jobs that run without the host in between, and the tensors that the host loads and stores."""
 
     jobs: tuple[Job, ...]
-    inputs: Mapping[str, View]
-    outputs: Mapping[str, View]
+    inputs: Mapping[str, MapView]
+    outputs: Mapping[str, MapView]
     views: Views
     windows: Mapping[str, MapWindow]
     """The window of every tensor that is computed or loaded."""
@@ -150,7 +150,7 @@ def _explicit_places(
 ) -> Placement:
     """The placement with every view at its address within its buffer."""
 
-    def place(view: View) -> Place:
+    def place(view: MapView) -> MapPlace:
         memory, base = ("fmap", in_fmap[view.buffer]) if view.buffer in in_fmap else ("skip", in_skip[view.buffer])
         channels, _, width = run.views.buffers[view.buffer]
         return view.within(low_end(memory, base, channels, width))

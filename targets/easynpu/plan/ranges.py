@@ -28,7 +28,7 @@ from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import Chains, Readings, TileRun, readings_of
-from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts, together
+from npuc.targets.easynpu.plan.grids import AxisRanges, Grid, JobShare, Strip, cuts, together
 from npuc.targets.easynpu.plan.placement import placeable
 from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
@@ -67,7 +67,7 @@ class Range:
         graph: Graph,
         nodes: Sequence[Node],
         machine: Machine,
-        shares: Mapping[str, Share],
+        shares: Mapping[str, JobShare],
         tail: Range | None = None,
         in_turn: InTurn | None = None,
         readings: Readings | None = None,
@@ -224,7 +224,7 @@ class Range:
         found = [Buffer(name, feature_words(*views.buffers[name]), first[name], last[name]) for name in first]
         return found, operands
 
-    def _axes(self, tail: Range | None) -> tuple[Axis, ...]:
+    def _axes(self, tail: Range | None) -> tuple[AxisRanges, ...]:
         """The ranges along channels, rows and columns; empty where the range cannot be computed by itself."""
         shapes = self._shapes(self.outputs)
         unequal = len(shapes) > 1 and min(map(min, shapes)) < 2
@@ -235,7 +235,7 @@ class Range:
     def _shapes(self, names: Sequence[str]) -> set[tuple[int, ...]]:
         return {map_shape(self.graph.shape(name))[1:] for name in names}
 
-    def _axis(self, axis: int, tail: Range | None) -> Axis:
+    def _axis(self, axis: int, tail: Range | None) -> AxisRanges:
         """The ranges of every tensor along an axis, for all useful numbers of tiles at once."""
         unit = 1 if axis else LANES
         extents = {name: map_shape(self.graph.shape(name))[axis] for name in self.outputs}
@@ -249,7 +249,9 @@ class Range:
         nothing = np.zeros(sum(counts), np.int64)
         held = anchored(self.graph, self.chains.chains, ranges) if self.chains and axis == 1 else ranges
         held = {name: held.get(name, (nothing, nothing)) for name in self.tensors}
-        return Axis.of(counts, unit, ranges, held, known if known is not None and known.counts == counts else None)
+        return AxisRanges.of(
+            counts, unit, ranges, held, known if known is not None and known.counts == counts else None
+        )
 
     def _counts(self, axis: int, least: int) -> tuple[int, ...]:
         """Useful numbers of tiles for an axis with this many units."""
@@ -294,7 +296,7 @@ class Range:
         known = {node: node for node in self.nodes}
         return ((known[reader], producer) for reader, producer in self.before.items())
 
-    def _grids(self, shares: Mapping[str, Share]) -> Array:
+    def _grids(self, shares: Mapping[str, JobShare]) -> Array:
         """Every grid whose largest tile takes no more words than the machine has, with the numbers of its strip.
 
         (grids, 5) int64: tiles along channels, rows and columns; words moved; cycles.
@@ -306,7 +308,7 @@ class Range:
         capacities = self.machine.fmap_words, self.machine.skip_words
         alive = _alive(self.nodes, self.tensors, self.outputs, self.before, self.graph)
         inputs = [self.tensors.index(name) for name in self.inputs]
-        mine = [shares.get(name, Share()) if name not in self.inputs else Share() for name in self.tensors]
+        mine = [shares.get(name, JobShare()) if name not in self.inputs else JobShare() for name in self.tensors]
         weights, tables = together(mine)
         cycles = np.array([each.row_cycles(self.machine) for each in mine])
         sums = rows.total[:, None] * columns.total[None]

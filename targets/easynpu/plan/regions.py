@@ -14,7 +14,7 @@ from npuc.targets.easynpu.layers.anchoring import anchored, chains_of
 from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, fused_behind, runs_on_array
 from npuc.targets.easynpu.layers.jobs import Job, Scope
 from npuc.targets.easynpu.layers.selection import select
-from npuc.targets.easynpu.layers.views import View, views_of
+from npuc.targets.easynpu.layers.views import MapView, views_of
 from npuc.targets.easynpu.layers.windows import MapWindow, windows_for
 from npuc.targets.easynpu.machine.memory import feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -142,7 +142,7 @@ def _with_unused_rows(job: Job, needed: Mapping[str, MapWindow], windows: Mappin
     return replace(job, unused_rows=unused) if unused else job
 
 
-def _stored_part(view: View, computed: MapWindow, stored: MapWindow) -> View:
+def _stored_part(view: MapView, computed: MapWindow, stored: MapWindow) -> MapView:
     """The part of a tensor's view that is stored, without any halo that is computed with it."""
     row, column = stored.rows[0] - computed.rows[0], stored.columns[0] - computed.columns[0]
     return view.window((0, row, column), (view.channels, *stored.shape[1:]))

@@ -15,10 +15,10 @@ from npuc.allocation import Buffer, allocate, fits, lower_bound, peak
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.targets.easynpu.layers.jobs import Job
-from npuc.targets.easynpu.layers.views import View
+from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import Layer
-from npuc.targets.easynpu.machine.memory import LANES, Place, groups, low_end
+from npuc.targets.easynpu.machine.memory import LANES, MapPlace, groups, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, Run, Usage, assign
@@ -68,12 +68,12 @@ class _Sections:
         for at, job in enumerate(self.jobs):
             self._take_over(at, job)
 
-    def of(self, view: View) -> Section:
+    def of(self, view: MapView) -> Section:
         """The section that contains a view of a job."""
         first, end = _span(view)
         return next(each for each in self.found[view.buffer] if each.first <= first and end <= each.end)
 
-    def crossing(self, view: View, window: MapWindow) -> Iterator[tuple[Section, View, MapWindow]]:
+    def crossing(self, view: MapView, window: MapWindow) -> Iterator[tuple[Section, MapView, MapWindow]]:
         """The parts of a tensor that enters or leaves the run: section, view and window of each.
 
         Raises DoesNotFit (E302) for channels that no job touches: the host would only pass them through.
@@ -115,10 +115,10 @@ class _Sections:
         if alike and free and all(self.of(each) != source for each in job.reads[1:]):
             self.takes_over[result] = source
 
-    def _fills(self, view: View, section: Section) -> bool:
+    def _fills(self, view: MapView, section: Section) -> bool:
         """Whether a view is its whole section, without steps."""
         channels, height, width = self.run.views.buffers[view.buffer]
-        whole = View(view.buffer, view.channels, height, width, section.first)
+        whole = MapView(view.buffer, view.channels, height, width, section.first)
         return view == whole and _span(view) == (section.first, section.end) and channels > 0
 
     def _shape(self, section: Section) -> tuple[int, int, int]:
@@ -167,7 +167,7 @@ def in_sections(run: Run, segments: Sequence[Sequence[Job]], machine: Machine) -
         name: Usage(peak(each, addresses[name]), lower_bound(each))
         for name, each in (("fmap", fmap), ("skip", skip))
     }
-    places = _Places(sections, addresses)
+    places = _SectionPlaces(sections, addresses)
     return [places.placement(at, jobs, usage) for at, jobs in enumerate(segments)]
 
 
@@ -188,7 +188,7 @@ def _assigned(
 
 
 @frozen
-class _Places:
+class _SectionPlaces:
     """The places of sections, and of the tensors that enter and leave."""
 
     sections: _Sections
@@ -214,10 +214,10 @@ class _Places:
         operand = None if job.operand is None else self._place(job.operand)
         return PlacedJob(job, tuple(map(self._place, job.sources)), self._place(job.result), operand, None, True)
 
-    def _place(self, view: View) -> Place:
+    def _place(self, view: MapView) -> MapPlace:
         return self._at(self.sections.of(view), view)
 
-    def _at(self, section: Section, view: View) -> Place:
+    def _at(self, section: Section, view: MapView) -> MapPlace:
         holder = self.sections.holder(section)
         memory = "fmap" if _name(holder) in self.addresses["fmap"] else "skip"
         _, _, width = self.sections.run.views.buffers[section.buffer]
@@ -230,7 +230,7 @@ def _name(section: Section) -> str:
     return f"{section.buffer}/{section.first}"
 
 
-def _span(view: View) -> tuple[int, int]:
+def _span(view: MapView) -> tuple[int, int]:
     """The channel groups of its buffer that a view covers."""
     return view.group, view.group + (groups(view.channels) if view.group_step else 1)
 

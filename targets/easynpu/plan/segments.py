@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.layers.jobs import Job, Stage
-from npuc.targets.easynpu.layers.streaming import WeightStream
+from npuc.targets.easynpu.layers.streaming import WeightStreamBuilder
 from npuc.targets.easynpu.machine.parameters import Machine
 
 
@@ -16,7 +16,7 @@ def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[J
     extended: count extension words. Raises DoesNotFit (E302) for a single job that exceeds either memory.
     """
     runs: list[list[Job]] = [[]]
-    stream, words = WeightStream(), 0
+    stream, words = WeightStreamBuilder(), 0
     for job in jobs:
         longer = stream.copy()
         placed = longer.with_addresses(job)
@@ -24,7 +24,7 @@ def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[J
         if words + more > machine.itcm_words or longer.words > machine.weight_words:
             if runs[-1]:
                 runs.append([])
-            longer, words = WeightStream(), 0
+            longer, words = WeightStreamBuilder(), 0
             placed = longer.with_addresses(job)
             more = instruction_words(placed, extended=extended)
             _expect(machine, "weight", longer.words, job)

@@ -23,7 +23,7 @@ from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import readings_of
-from npuc.targets.easynpu.plan.grids import Grid, Share, Strip, together
+from npuc.targets.easynpu.plan.grids import Grid, JobShare, Strip, together
 from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.plan.ranges import Range, parts_of
 from npuc.targets.easynpu.plan.regions import inputs_of
@@ -36,7 +36,7 @@ RARELY = 1e-6
 
 
 @frozen
-class Plan:
+class StripPlan:
     """Strips in order of execution."""
 
     strips: tuple[Strip, ...]
@@ -55,16 +55,20 @@ class Plan:
 
 
 def untiled(
-    graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share], found: Sequence[Placement]
-) -> Plan:
+    graph: Graph,
+    nodes: Sequence[Node],
+    machine: Machine,
+    shares: Mapping[str, JobShare],
+    found: Sequence[Placement],
+) -> StripPlan:
     """The plan of a region that fits as a whole, given its segments; no other plan computes less."""
     moved = [each.window.words for segment in found for each in (*segment.inputs, *segment.outputs)]
     traffic = sum(moved) + together(shares.values())[0]
     cycles = least_cycles(graph, nodes, machine, shares)
-    return Plan((Strip(tuple(nodes), Grid(), traffic, cycles),), cycles)
+    return StripPlan((Strip(tuple(nodes), Grid(), traffic, cycles),), cycles)
 
 
-def least_cycles(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> int:
+def least_cycles(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, JobShare]) -> int:
     """Cycles in which the PEs multiply if every pixel is computed once."""
     names = [name for node in nodes for name in node.outputs if name in shares]
     return sum(shares[name].row_cycles(machine) * prod(map_shape(graph.shape(name))[1:]) for name in names)
@@ -74,10 +78,10 @@ def plans(
     graph: Graph,
     nodes: Sequence[Node],
     machine: Machine,
-    shares: Mapping[str, Share],
+    shares: Mapping[str, JobShare],
     *,
     documented: bool = False,
-) -> dict[str, Plan]:
+) -> dict[str, StripPlan]:
     """The best cuts and grids of a region, by objective.
 
     "time": cycles of computation and transfer; "traffic": that alone, cycles of computation break ties. shares:
@@ -97,7 +101,7 @@ def plans(
 
         found = _best(points, ranged, weights)
         least = least_cycles(graph, nodes, machine, shares)
-        fitting = {name: Plan(strips, least) for name, strips in found.items()}
+        fitting = {name: StripPlan(strips, least) for name, strips in found.items()}
         if fitting:
             return fitting
     finest = (Range(graph, [node], machine, shares, documented=documented, fine=True) for node in nodes)

@@ -21,7 +21,7 @@ from npuc.ir import Array
 from npuc.storage.machine_files import recorded
 from npuc.storage.records import damaged, read
 from npuc.targets.easynpu.machine.isa import MEMORIES, WORD_BYTES
-from npuc.targets.easynpu.machine.memory import Map, Place, groups
+from npuc.targets.easynpu.machine.memory import Map, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 
 LARGEST = 1 << 28
@@ -62,7 +62,7 @@ class TensorMove:
     tensor: str
     shape: tuple[int, ...]
     """Shape of the whole host tensor: (1, C), (1, C, H, W), or with further extents of 1."""
-    place: Place
+    place: MapPlace
     channels: int
     height: int
     width: int

@@ -28,7 +28,7 @@ from npuc.targets.easynpu.machine.isa import (
     Operand,
     Reshape,
 )
-from npuc.targets.easynpu.machine.memory import Place, feature_words
+from npuc.targets.easynpu.machine.memory import MapPlace, feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.ports import PortUse, port_use
 from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
@@ -189,7 +189,7 @@ def _extra_words(placed: PlacedJob) -> int:
 
 
 def _extensions(
-    placed: PlacedJob, stage: Stage, source: Place | None, *, last: bool, stores: bool
+    placed: PlacedJob, stage: Stage, source: MapPlace | None, *, last: bool, stores: bool
 ) -> list[Instruction]:
     """The extension words before a stage: places of its source, operand and results, and control."""
     found: list[Instruction] = []
@@ -209,7 +209,7 @@ def _extensions(
     return found
 
 
-def operand(role: str, place: Place) -> Operand:
+def operand(role: str, place: MapPlace) -> Operand:
     """The extension word that sets an operand's place."""
     return Operand(
         opcode=EXTENSIONS[role].opcode,

@@ -27,7 +27,7 @@ from npuc.targets.easynpu.layers.repeated import with_repeated
 from npuc.targets.easynpu.layers.support import HOST
 from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine import isa
-from npuc.targets.easynpu.machine.memory import LANES, Map, Place, groups
+from npuc.targets.easynpu.machine.memory import LANES, Map, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.apart import Window, places, with_taps_apart
 from npuc.targets.easynpu.plan.documented import expect_words
@@ -39,7 +39,7 @@ from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, ru
 from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.segments import cut
 from npuc.targets.easynpu.plan.streams import Streams
-from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan, plans, untiled
+from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, pieces, without_data
 
@@ -139,7 +139,7 @@ def _sub(move: TensorMove, first: int, height: int) -> TensorMove:
     return replace(move, place=place, height=height, start=(channel, row + first, column))
 
 
-def _map(place: Place, channels: int, height: int, width: int) -> Map:
+def _map(place: MapPlace, channels: int, height: int, width: int) -> Map:
     return Map(place, height, width, groups(channels))
 
 
@@ -155,7 +155,7 @@ class Lowered:
     weights: bytes
     jobs: tuple[EmittedJob, ...]
     usage: Mapping[str, Usage]
-    plans: tuple[Mapping[str, Plan], ...]
+    plans: tuple[Mapping[str, StripPlan], ...]
     """Per run of array nodes, the best plan for each objective."""
     windows: Mapping[str, Window]
     """Tensors that are windows of others (apart)."""
@@ -182,7 +182,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     jobs: list[EmittedJob] = []
     usage: list[Mapping[str, Usage]] = []
     read: set[str] = set()
-    considered: list[Mapping[str, Plan]] = []
+    considered: list[Mapping[str, StripPlan]] = []
     for region in regions:
         steps += constant_steps(graph, region.host, read)
         steps += [_host_step(graph, node, regions, region) for node in region.host if node.output not in apart]
@@ -257,7 +257,7 @@ class _WeightImage:
 
 def computed(
     graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str
-) -> tuple[Mapping[str, Plan], Iterable[Placement]]:
+) -> tuple[Mapping[str, StripPlan], Iterable[Placement]]:
     """The best plan for each objective, and the placed runs, one per segment, of the plan for this objective.
 
     All nodes run at once, or in tiles where the maps do not fit. Raises DoesNotFit where not even one tile of one
@@ -280,7 +280,7 @@ def computed(
     return best, _tiles(graph, best[objective], machine, documented)
 
 
-def _tiles(graph: Graph, plan: Plan, machine: Machine, documented: bool) -> Iterator[Placement]:
+def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) -> Iterator[Placement]:
     """The placed runs of a plan, tile by tile.
 
     Documented words reach a map only at a fixed address. A range may begin with the tile at the top of its map if
@@ -300,7 +300,7 @@ def _tiles(graph: Graph, plan: Plan, machine: Machine, documented: bool) -> Iter
 
 
 def _in_order(
-    graph: Graph, plan: Plan, documented: bool
+    graph: Graph, plan: StripPlan, documented: bool
 ) -> Iterator[tuple[Strip, Sequence[Mapping[str, MapWindow]]]]:
     """The tiles of every strip; those of documented words from the bottom up and from the top down in turns."""
     from_top = not documented

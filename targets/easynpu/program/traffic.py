@@ -9,7 +9,7 @@ from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import Layer, Reshape
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
-from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan
+from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.program.bounds import least_bytes
 from npuc.targets.easynpu.program.lowering import Lowered
@@ -54,7 +54,7 @@ def time(cycles: int, traffic: Mapping[str, Any], machine: Machine) -> dict[str,
     }
 
 
-def _row(objective: str, plans: Sequence[Mapping[str, Plan]], machine: Machine) -> dict[str, Any]:
+def _row(objective: str, plans: Sequence[Mapping[str, StripPlan]], machine: Machine) -> dict[str, Any]:
     """The cost of the best plan for an objective, over all runs of array nodes."""
     chosen = [each[objective] for each in plans]
     return {
@@ -64,7 +64,7 @@ def _row(objective: str, plans: Sequence[Mapping[str, Plan]], machine: Machine) 
     }
 
 
-def _optimum(plans: Sequence[Mapping[str, Plan]], moved: int, machine: Machine) -> int:
+def _optimum(plans: Sequence[Mapping[str, StripPlan]], moved: int, machine: Machine) -> int:
     """The least traffic of the class, in bytes, or this program's if maps that are still resident save more."""
     return min(sum(each["traffic"].traffic_words for each in plans), moved) * machine.word_bytes
 

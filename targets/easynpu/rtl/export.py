@@ -19,8 +19,8 @@ from npuc.targets.easynpu.program.artefact import Contents, Segment
 from npuc.targets.easynpu.rtl import build, port
 from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.running import Runner
+from npuc.targets.easynpu.simulate.simulator import MachineState, Simulator
 from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
-from npuc.targets.easynpu.simulate.simulator import Simulator, State
 from npuc.text.escaping import verilog_comment
 
 FOLDER = Path(__file__).parent
@@ -109,7 +109,7 @@ class Recorder(Simulator):
         self._note("expect", "registers", identity, values)
 
     def run(
-        self, segment: Segment, state: State, tensors: dict[str, Array], observe: WordObserver | None = None
+        self, segment: Segment, state: MachineState, tensors: dict[str, Array], observe: WordObserver | None = None
     ) -> None:
         """Loads, runs and stores a segment, with a line for every word."""
         first = load_images(segment, self.files, self.machine, state)

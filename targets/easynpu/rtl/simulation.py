@@ -12,7 +12,7 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu.machine import isa
-from npuc.targets.easynpu.machine.chains import Stage, chains
+from npuc.targets.easynpu.machine.chains import ChainStage, chains
 from npuc.targets.easynpu.machine.isa import Instruction
 from npuc.targets.easynpu.machine.memory import LANES, Map, groups, pack_feature
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -178,9 +178,9 @@ class Simulation:
         for move in segment.stores:
             keep(move, state.read(move.map)[None], tensors)
 
-    def _checked(self, words: tuple[Instruction, ...], first: int) -> Sequence[tuple[list[Stage], bool]]:
+    def _checked(self, words: tuple[Instruction, ...], first: int) -> Sequence[tuple[list[ChainStage], bool]]:
         """The chains, each with whether its map is at the Fmap DTCM's low end. Raises as the simulators do."""
-        found: list[tuple[list[Stage], bool]] = []
+        found: list[tuple[list[ChainStage], bool]] = []
         low = True
         for chain in chains(words, first):
             check(chain, self.machine, low)
@@ -189,7 +189,7 @@ class Simulation:
         return found
 
     def _execute(
-        self, state: State, program: Sequence[tuple[list[Stage], bool]], count: int, observe: Observer | None
+        self, state: State, program: Sequence[tuple[list[ChainStage], bool]], count: int, observe: Observer | None
     ) -> None:
         """Runs the chains; if results are observed, with a pause after every chain."""
         board, port = state.board, state.board.port
@@ -210,7 +210,9 @@ class Simulation:
             board.set_register(port.RESUME, 0)
             board.run()
 
-    def _observe(self, state: State, chain: Sequence[Stage], low: bool, seen: Array, observe: Observer) -> None:
+    def _observe(
+        self, state: State, chain: Sequence[ChainStage], low: bool, seen: Array, observe: Observer
+    ) -> None:
         """Reports the int8 results of a chain's words, from the PEs' outputs; those of a reshape from its map."""
         for position, stage in enumerate(chain):
             if stage.keeps:

@@ -146,7 +146,7 @@ class Psums:
     """None has a larger magnitude."""
 
 
-class Convolution:
+class ConvolutionWord:
     """A convolution, fully connected, depthwise or average-pooling word with its weight block.
 
     Several blocks are those of tiles that run side by side. Maps are then (tiles * samples, H, W, C).

@@ -15,7 +15,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 
 
-class Loadable(Protocol):
+class LoadableMachine(Protocol):
     """A machine whose instruction memory and weight DTCM the host fills."""
 
     itcm: tuple[isa.Instruction, ...]
@@ -25,7 +25,7 @@ class Loadable(Protocol):
         ...
 
 
-def load_images(segment: Segment, files: Mapping[str, bytes], machine: Machine, state: Loadable) -> int:
+def load_images(segment: Segment, files: Mapping[str, bytes], machine: Machine, state: LoadableMachine) -> int:
     """Fills ITCM and weight DTCM; returns the number in itcm.bin of the first word.
 
     Raises ArtefactError (E503) where the segment runs more words than are loaded.

@@ -30,12 +30,12 @@ from npuc.target import Observer
 from npuc.targets.easynpu.machine.memory import LANES, Map
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Contents, Segment, Step, TensorMove
+from npuc.targets.easynpu.simulate.simulator import MachineState, Simulator, Word, side_by_side
 from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
-from npuc.targets.easynpu.simulate.simulator import Simulator, State, Word, side_by_side
 
 
 @frozen
-class Decoded:
+class DecodedSegment:
     """A segment with its number among the program's, its words, and the transfers before and behind them."""
 
     number: int
@@ -44,7 +44,7 @@ class Decoded:
     stores: tuple[TensorMove, ...]
 
 
-Part = tuple[Decoded, ...]
+Part = tuple[DecodedSegment, ...]
 """Consecutive segments that share what is in the memories."""
 
 
@@ -182,7 +182,7 @@ class _Memories:
             found.append((at, _piece(move, box)))
         return found if {at for at, _ in found} != {number} else []
 
-    def segments(self) -> tuple[list[Decoded], list[int]]:
+    def segments(self) -> tuple[list[DecodedSegment], list[int]]:
         """The segments, and for each the first one of its part.
 
         The first of a part repeats what segments before it loaded for the part.
@@ -191,11 +191,11 @@ class _Memories:
         repeated: list[dict[TensorMove, int]] = [{} for _ in firsts]
         for first, loads in zip(firsts, self.repeatable, strict=True):
             repeated[first] |= {move: writer for move, writer in loads.items() if writer < first}
-        found: list[Decoded] = []
+        found: list[DecodedSegment] = []
         for number, ((segment, words), stores) in enumerate(zip(self.decoded, self.stores, strict=True)):
             earlier = sorted(repeated[number].items(), key=lambda each: each[1])
             loads = (*(move for move, _ in earlier), *segment.loads)
-            found.append(Decoded(number, words, loads, tuple(stores)))
+            found.append(DecodedSegment(number, words, loads, tuple(stores)))
         return found, firsts
 
     def _write(self, number: int, move: TensorMove | None, where: Map) -> None:
@@ -261,7 +261,7 @@ def _grouped(wave: Sequence[Part]) -> list[Wave]:
     return [tuple(map(_tiles, groups.values()))] if groups else []
 
 
-def _geometry(each: Decoded) -> tuple[object, ...]:
+def _geometry(each: DecodedSegment) -> tuple[object, ...]:
     """What segments that run side by side have in common."""
     moves = (
         (move.tensor, move.shape, move.place.memory, move.channels, move.height, move.width)
@@ -341,7 +341,9 @@ class Runner:
     def _plan(self) -> Sequence[HostStep | Wave]:
         return planned(self.contents.steps, self.simulator)
 
-    def run_wave(self, wave: Wave, state: State, tensors: dict[str, Array], watch: WordObserver | None) -> None:
+    def run_wave(
+        self, wave: Wave, state: MachineState, tensors: dict[str, Array], watch: WordObserver | None
+    ) -> None:
         """Runs all tiles; results are observed in the order of the program."""
         shown: list[tuple[int, int, Array]] = []
         most = max(MOST_BYTES // max(state.fmap.nbytes + state.skip.nbytes, 1), 1)
@@ -357,7 +359,11 @@ class Runner:
                 watch(number, values)
 
     def _run_tiles(
-        self, tiles: Tiles, state: State, tensors: dict[str, Array], shown: list[tuple[int, int, Array]] | None
+        self,
+        tiles: Tiles,
+        state: MachineState,
+        tensors: dict[str, Array],
+        shown: list[tuple[int, int, Array]] | None,
     ) -> None:
         own = state if tiles.resumes else self.simulator.state(len(tiles.parts) * len(state.fmap))
         for segments, words in zip(zip(*tiles.parts, strict=True), tiles.words, strict=True):

@@ -19,7 +19,7 @@ from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine import isa, rearrangement
-from npuc.targets.easynpu.machine.chains import Stage, chains, refused
+from npuc.targets.easynpu.machine.chains import ChainStage, chains, refused
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import (
     LANES,
@@ -42,7 +42,7 @@ Observer = Callable[[int, Array], None]
 
 
 @dataclass
-class State:
+class MachineState:
     """The memories of `samples` machines, and their state between words.
 
     fmap, skip: (samples, words, 16) int8; weight: (words, 16) int8, the same for all.
@@ -81,7 +81,7 @@ class Word:
     Several words of one geometry can run side by side, on a machine each: they are the tiles of one word.
     """
 
-    stage: Stage
+    stage: ChainStage
     begins: bool
     """It is the first of its chain."""
     ends: bool
@@ -146,14 +146,14 @@ class Simulator:
     def __init__(self, machine: Machine, files: Mapping[str, bytes]) -> None:
         self.machine = machine
         self.files = files
-        self.kernels: dict[tuple[Layer, tuple[bytes, ...]], arithmetic.Convolution] = {}
+        self.kernels: dict[tuple[Layer, tuple[bytes, ...]], arithmetic.ConvolutionWord] = {}
         self.kept_bytes = 0
         self.checked: set[tuple[int, bool]] = set()
 
-    def state(self, samples: int) -> State:
+    def state(self, samples: int) -> MachineState:
         """Memories at power-up (zeros here; no program may depend on it)."""
         machine = self.machine
-        return State(
+        return MachineState(
             np.zeros((samples, machine.fmap_words, LANES), np.int8),
             np.zeros((samples, machine.skip_words, LANES), np.int8),
             np.zeros((machine.weight_words, LANES), np.int8),
@@ -161,7 +161,7 @@ class Simulator:
         )
 
     def run(
-        self, segment: Segment, state: State, tensors: dict[str, Array], observe: Observer | None = None
+        self, segment: Segment, state: MachineState, tensors: dict[str, Array], observe: Observer | None = None
     ) -> None:
         """Loads, runs and stores a segment; tensors (samples, 1, C, H, W) int8 by name are read and added."""
         observers = None if observe is None else [observe]
@@ -173,7 +173,7 @@ class Simulator:
         loads: Sequence[Sequence[TensorMove]],
         words: Sequence[Word],
         stores: Sequence[Sequence[TensorMove]],
-        state: State,
+        state: MachineState,
         tensors: dict[str, Array],
         observers: Sequence[Observer] | None,
     ) -> None:
@@ -192,7 +192,7 @@ class Simulator:
             maps = _distinct([move.map for move in moves])
             _store(moves, to_lanes(_read(state, maps, LANES * maps[0].groups)), tensors)
 
-    def decoded(self, segment: Segment, state: State) -> list[Word]:
+    def decoded(self, segment: Segment, state: MachineState) -> list[Word]:
         """The words that a segment runs, after its images are in the memories.
 
         Raises ArtefactError (E503) for words that no machine executes.
@@ -212,7 +212,7 @@ class Simulator:
                 state.low = not state.low
         return found
 
-    def _word(self, state: State, stage: Stage, before: Stage | None, *, ends: bool) -> Word:
+    def _word(self, state: MachineState, stage: ChainStage, before: ChainStage | None, *, ends: bool) -> Word:
         if stage.control is not None and stage.control.set_weights:
             state.weights_at = stage.control.weights
         return Word(
@@ -227,7 +227,7 @@ class Simulator:
             blocks=(self._take(state, stage),),
         )
 
-    def _take(self, state: State, stage: Stage) -> bytes:
+    def _take(self, state: MachineState, stage: ChainStage) -> bytes:
         """The next words of the weight stream, as many as the word takes."""
         start, count = state.weights_at, stage.streamed_words
         state.weights_at += count
@@ -235,7 +235,7 @@ class Simulator:
             raise refused(stage.number, f"weight words {start}..{state.weights_at - 1} are streamed", stage.layer)
         return state.weight[start : state.weights_at].tobytes()
 
-    def _execute(self, state: State, words: Sequence[Word], observers: Sequence[Observer] | None) -> None:
+    def _execute(self, state: MachineState, words: Sequence[Word], observers: Sequence[Observer] | None) -> None:
         """Runs chains: their first word reads a map, the others the previous word's int8 values or psums."""
         x = np.zeros(0, np.int8)
         for word in words:
@@ -258,7 +258,7 @@ class Simulator:
             for maps in filter(None, (word.stored, word.ofmap)):
                 _write(state, maps, to_words(x))
 
-    def _result(self, state: State, word: Word, x: Array) -> Array | arithmetic.Psums:
+    def _result(self, state: MachineState, word: Word, x: Array) -> Array | arithmetic.Psums:
         """The int8 result (tiles * samples, Ho, Wo, Co) of a word, or its psums if they are kept."""
         stage, layer = word.stage, word.stage.layer
         if stage.reshape is not None:
@@ -282,7 +282,7 @@ class Simulator:
                 total = kernel.accumulate(x, state.psums)
                 return total if stage.keeps else kernel.quantised(total)
 
-    def _kernel(self, word: Word) -> arithmetic.Convolution:
+    def _kernel(self, word: Word) -> arithmetic.ConvolutionWord:
         """The convolution of the word and its weight blocks, cached."""
         key = (word.stage.layer, word.blocks)
         if key not in self.kernels:
@@ -291,7 +291,7 @@ class Simulator:
             if self.kept_bytes > MOST_KEPT:
                 self.kernels.clear()
                 self.kept_bytes = size
-            self.kernels[key] = arithmetic.Convolution(word.stage.layer, list(map(_lanes, word.blocks)))
+            self.kernels[key] = arithmetic.ConvolutionWord(word.stage.layer, list(map(_lanes, word.blocks)))
         return self.kernels[key]
 
 
@@ -313,20 +313,20 @@ def _each_tile(function: Callable[..., Array], word: Word, *maps: Array) -> Arra
     return np.concatenate([function(_lanes(block), *each) for block, *each in tiles])
 
 
-def _views(state: State, maps: Maps) -> Iterator[Array]:
+def _views(state: MachineState, maps: Maps) -> Iterator[Array]:
     """The words of a map in the memories of all samples, of each tile: (samples, height, width, groups) WORD."""
     samples = len(state.fmap) // len(maps)
     for at, each in enumerate(maps):
         yield each.words(state.memory(each.place.memory)[at * samples : (at + 1) * samples])
 
 
-def _read(state: State, maps: Maps, channels: int) -> Array:
+def _read(state: MachineState, maps: Maps, channels: int) -> Array:
     """The values of the tiles' maps, (samples of all tiles, height, width, channels) int8."""
     views = list(_views(state, maps))
     return from_words(views[0] if len(views) == 1 else np.concatenate(views), channels)
 
 
-def _write(state: State, maps: Maps, words: Array) -> None:
+def _write(state: MachineState, maps: Maps, words: Array) -> None:
     """Writes words (samples of all tiles, height, width, groups), or those that all tiles share."""
     for at, view in enumerate(_views(state, maps)):
         count = min(len(view), len(words))

@@ -9,13 +9,13 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.targets.easynpu.machine import isa
-from npuc.targets.easynpu.machine.chains import Stage, chains
+from npuc.targets.easynpu.machine.chains import ChainStage, chains
 from npuc.targets.easynpu.machine.isa import Instruction, Layer
 from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.ports import port_use
 from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
-from npuc.targets.easynpu.machine.timing import Cost, Followers, chain_cost
+from npuc.targets.easynpu.machine.timing import ChainCost, Followers, chain_cost
 from npuc.targets.easynpu.program.artefact import Contents, Segment
 
 COMBINING = ("add", "mul")
@@ -25,14 +25,14 @@ COMBINING = ("add", "mul")
 class Chain:
     """A fused chain in its program. words: its instruction words, extension words included."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[ChainStage, ...]
     words: int
     machine: Machine
     low: bool
     """The current map is at the low end of the Fmap DTCM."""
 
     @property
-    def computing(self) -> tuple[Stage, ...]:
+    def computing(self) -> tuple[ChainStage, ...]:
         """The words that compute: without a reshape behind others, which has no pass of its own."""
         return self.stages[:-1] if len(self.stages) > 1 and self.stages[-1].reshape else self.stages
 
@@ -71,12 +71,12 @@ class Chain:
         return int(self.cost.cycles[0])
 
     @property
-    def cost(self) -> Cost:
+    def cost(self) -> ChainCost:
         """Its cycles, computing cycles and bus words, one value each."""
         head = self.stages[0].reshape
         if head is not None:
             bus = np.array([feature_words(head.Ci, head.Hi, head.Wi) + written_words(head)])
-            return Cost(self.words + SETUP + bus, 0 * bus, bus)
+            return ChainCost(self.words + SETUP + bus, 0 * bus, bus)
         y, x = np.array([self.parts[0].y]), np.array([self.parts[0].x])
         return chain_cost(self.parts, y, x, self.machine, self.followers)
 
@@ -85,7 +85,7 @@ class Chain:
         """Words of the weight stream that it reads."""
         return sum(stage.streamed_words for stage in self.stages)
 
-    def written(self, stage: Stage) -> list[Map]:
+    def written(self, stage: ChainStage) -> list[Map]:
         """The maps that one of its words writes."""
         stored = [stage.stored()] if stage.layer.stored else []
         gives = stage is self.stages[-1] and not stage.keeps

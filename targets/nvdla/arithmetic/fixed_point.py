@@ -66,7 +66,7 @@ def two_factors(ratio: float, reach: float) -> Factors:
 
 
 @frozen
-class Share:
+class SumShare:
     """The share of the first map in a sum of two: weight * multiplier for 2^left of the other."""
 
     weight: int
@@ -78,7 +78,7 @@ class Share:
         return abs(self.weight * self.multiplier / (ratio * 2.0**self.left) - 1)
 
 
-def share(ratio: float, most_left: int, most_weight: int = 1) -> Share:
+def share(ratio: float, most_left: int, most_weight: int = 1) -> SumShare:
     """The share nearest to a ratio, with a weight up to `most_weight`.
 
     >>> share(0.75, 22), share(-1 / 3, 22, 127)
@@ -89,7 +89,7 @@ def share(ratio: float, most_left: int, most_weight: int = 1) -> Share:
     wanted = ratio * 2.0**left / weights
     rounded = np.rint(wanted).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
     best = int(np.argmin(np.abs(rounded - wanted) * weights))
-    return Share(int(weights[best]), int(rounded[best]), left)
+    return SumShare(int(weights[best]), int(rounded[best]), left)
 
 
 def addends(values: Array) -> tuple[Array, int]:
@@ -100,7 +100,7 @@ def addends(values: Array) -> tuple[Array, int]:
 
 
 @frozen
-class Weights:
+class FixedWeights:
     """w: integers in the float weights' shape; bias and multiplier: (Co,) int16, with their shifts."""
 
     w: Array
@@ -127,7 +127,7 @@ def quantise_weights(
     precision: str = "int8",
     fraction: int = 0,
     common: Array | None = None,
-) -> Weights:
+) -> FixedWeights:
     """Integer weights of a convolution: (sums + bias) * multiplier is in steps of `unit`.
 
     w: (Co, ...) float; bias: (Co,) float; x_zero: the input's zero point, which the bias compensates exactly
@@ -161,7 +161,7 @@ def quantise_weights(
             break
         wanted = np.maximum(wanted, np.abs(total) * steps / most * 1.01)
     rounded = np.rint(total / 2.0**bias_shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
-    return Weights(
+    return FixedWeights(
         scaled.reshape(w.shape), rounded.astype(np.int16), bias_shift, multiplier.astype(np.int16), shift, truncate
     )
 

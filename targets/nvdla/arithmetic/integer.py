@@ -52,7 +52,7 @@ INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
 @frozen
-class Stage:
+class SdpStage:
     """X1 or X2: adder (or comparison), multiplier, shift, ReLU; all fields are integers, as in attributes."""
 
     alu: int = 0
@@ -81,15 +81,15 @@ class Stage:
         return Attribute(name, "integers", meaning, astuple(cls()), per=str(len(fields(cls))), internal=True)
 
 
-IDLE = Stage()
+IDLE = SdpStage()
 
 
-X1, X2 = Stage.attribute("x1", "the first stage"), Stage.attribute("x2", "the second stage")
+X1, X2 = SdpStage.attribute("x1", "the first stage"), SdpStage.attribute("x2", "the second stage")
 
 
-def stages(node: Node) -> tuple[Stage, Stage]:
+def stages(node: Node) -> tuple[SdpStage, SdpStage]:
     """X1 and X2 of a node."""
-    return Stage(*X1(node)), Stage(*X2(node))
+    return SdpStage(*X1(node)), SdpStage(*X2(node))
 
 
 def converter(node: Node) -> tuple[int, int, int]:
@@ -109,7 +109,7 @@ LE_ENTRIES, LO_ENTRIES = 65, 257
 
 
 @frozen
-class Table:
+class TablePlacement:
     """The placement of a linear table of EW or CDP: entries at start, start + 2^select, ..; lines outside."""
 
     start: float
@@ -127,23 +127,24 @@ class Table:
         return self.start + (entries - 1) * 2.0**self.select
 
 
-def tables(node: Node) -> tuple[Table, Table] | None:
+def tables(node: Node) -> tuple[TablePlacement, TablePlacement] | None:
     """LE and LO of a node whose tables interpolate; None for any other."""
     if not LO(node):
         return None
     le, lo = (
-        Table(start, int(select), beyond, int(shift)) for start, select, beyond, shift in (LE(node), LO(node))
+        TablePlacement(start, int(select), beyond, int(shift))
+        for start, select, beyond, shift in (LE(node), LO(node))
     )
     return le, lo
 
 
-def interpolated(placed: tuple[Table, Table], x: Array, entries: Array) -> Array:
+def interpolated(placed: tuple[TablePlacement, TablePlacement], x: Array, entries: Array) -> Array:
     """Values of LE in its range, of LO elsewhere: int64 rounded half away from zero, or real."""
     le, lo = (_of_table(*each, x) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
     return np.where((x > placed[0].start) & (x < placed[0].end(LE_ENTRIES)), le, lo)
 
 
-def _of_table(table: Table, entries: Array, x: Array) -> Array:
+def _of_table(table: TablePlacement, entries: Array, x: Array) -> Array:
     values = np.interp(x, table.start + 2.0**table.select * np.arange(len(entries)), entries.astype(np.float64))
     further = np.maximum(x - table.end(len(entries)), 0) * table.beyond * 2.0**-table.shift
     return values + further if _is_real(x) else _whole(values) + _whole(further)
@@ -153,7 +154,7 @@ def _whole(values: Array) -> Array:
     return (np.sign(values) * np.floor(np.abs(values) + 0.5)).astype(np.int64)
 
 
-def staged(x: Array, stage: Stage, alu: Array, mul: Array) -> Array:
+def staged(x: Array, stage: SdpStage, alu: Array, mul: Array) -> Array:
     """Values through a stage, int64 or real; operands broadcast against x and are empty if absent."""
     match ALU[stage.alu]:
         case "sum":

@@ -28,8 +28,8 @@ from npuc.targets.nvdla.arithmetic.integer import (
     IDLE,
     INT32,
     LE_ENTRIES,
-    Stage,
-    Table,
+    SdpStage,
+    TablePlacement,
     converter,
     lrn_tables,
     operands,
@@ -43,13 +43,13 @@ from npuc.targets.nvdla.formats.winograd import TILE, extended_extent
 from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 
 POSITIONS = TILE * TILE
 
 
-def winograd_sums(node: Node, emit: Emitter, u: Array) -> str:
+def winograd_sums(node: Node, emit: OnnxEmitter, u: Array) -> str:
     """The sums (1, K, Ho, Wo) of a node with transformed weights, in double."""
     result = emit.graph.shape(node.output)
     weights = by_phase(u, *strides(node))
@@ -71,7 +71,7 @@ def winograd_sums(node: Node, emit: Emitter, u: Array) -> str:
     return _cut(emit, _shaped(emit, rows, (1, kernels, *(STEP * each for each in tiles))), result[2:])
 
 
-def _data(node: Node, emit: Emitter) -> str:
+def _data(node: Node, emit: OnnxEmitter) -> str:
     """The padded data (1, strides * C, H, W) in float32, phases as channels."""
     x, result = emit.graph.shape(node.inputs[0]), emit.graph.shape(node.output)
     (top, bottom), (left, right) = around(node, x, result)
@@ -84,16 +84,16 @@ def _data(node: Node, emit: Emitter) -> str:
     return _shaped(emit, split, (1, x[1] * stride_y * stride_x, height, width))
 
 
-def _shaped(emit: Emitter, x: str, shape: Sequence[int]) -> str:
+def _shaped(emit: OnnxEmitter, x: str, shape: Sequence[int]) -> str:
     return emit.step("Reshape", x, emit.constant(np.array(shape, np.int64), "shape"))
 
 
-def _arranged(emit: Emitter, x: str, shape: Sequence[int], order: tuple[int, ...]) -> str:
+def _arranged(emit: OnnxEmitter, x: str, shape: Sequence[int], order: tuple[int, ...]) -> str:
     """x reshaped, with its axes then permuted."""
     return emit.step("Transpose", _shaped(emit, x, shape), perm=order)
 
 
-def _cut(emit: Emitter, x: str, extents: Sequence[int]) -> str:
+def _cut(emit: OnnxEmitter, x: str, extents: Sequence[int]) -> str:
     """x cropped to its first rows and columns."""
     limits = ([0, 0], list(extents), [2, 3])
     return emit.step("Slice", x, *(emit.constant(np.array(each, np.int64), "limit") for each in limits))
@@ -102,7 +102,7 @@ def _cut(emit: Emitter, x: str, extents: Sequence[int]) -> str:
 INT64 = "int64"
 
 
-def conv(node: Node, emit: Emitter) -> None:
+def conv(node: Node, emit: OnnxEmitter) -> None:
     """The exact sums of a convolution, and the pass behind it."""
     w = emit.graph.constants[node.inputs[1]]
     bound = _magnitude(node, emit) // 128 * int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
@@ -117,7 +117,7 @@ def conv(node: Node, emit: Emitter) -> None:
         _through(node, emit, acc, EXACT_FLOAT32, (replace(first, alu=0), second))
 
 
-def _bias(node: Node, emit: Emitter, bound: int) -> Array | None:
+def _bias(node: Node, emit: OnnxEmitter, bound: int) -> Array | None:
     """X1's operand as a bias, if sums with it are exact in float32; bound: of those without."""
     stage, operand = stages(node)[0], emit.graph.constant(operands(node)[0])
     if ALU[stage.alu] != "sum" or operand is None or operand.shape[-2:] != (1, 1):
@@ -128,7 +128,7 @@ def _bias(node: Node, emit: Emitter, bound: int) -> Array | None:
     return np.broadcast_to(bias, len(emit.graph.constants[node.inputs[1]])).astype(np.float32)
 
 
-def _summed(node: Node, emit: Emitter, w: Array, bound: int, bias: Array | None) -> str:
+def _summed(node: Node, emit: OnnxEmitter, w: Array, bound: int, bias: Array | None) -> str:
     """The sums of a convolution in double, none above the bound."""
     x, attrs = windowed(node, emit, w)
     if bound < EXACT_FLOAT32:
@@ -138,12 +138,12 @@ def _summed(node: Node, emit: Emitter, w: Array, bound: int, bias: Array | None)
     return wide_sums(emit, x, w, attrs) if _magnitude(node, emit) == 128 else _wider_sums(emit, x, w, attrs)
 
 
-def _sums(emit: Emitter, inputs: Sequence[str], attrs: Mapping[str, Attr]) -> str:
+def _sums(emit: OnnxEmitter, inputs: Sequence[str], attrs: Mapping[str, Attr]) -> str:
     """Sums of float32 values, exact in float32, as double."""
     return emit.step("Cast", emit.step("Conv", *inputs, **attrs), to=DOUBLE)
 
 
-def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
+def _wider_sums(emit: OnnxEmitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
     """The sums of an int16 map and 16-bit weights in double, as products of digits.
 
     Sums of products of digits stay below 2^24, so that they are exact in float32.
@@ -161,7 +161,7 @@ def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> s
     return total
 
 
-def _parts(emit: Emitter, x: str, bits: int) -> Iterator[tuple[int, str]]:
+def _parts(emit: OnnxEmitter, x: str, bits: int) -> Iterator[tuple[int, str]]:
     """An int16 as float32 parts of so many bits, the last one signed: exponent and part."""
     for exponent in range(0, 16 - bits, bits):
         upper = emit.step("Floor", emit.step("Mul", x, emit.constant(np.float32(2.0**-bits))))
@@ -180,12 +180,12 @@ def _digits(w: Array, bits: int) -> list[tuple[int, Array]]:
     return found
 
 
-def _magnitude(node: Node, emit: Emitter) -> int:
+def _magnitude(node: Node, emit: OnnxEmitter) -> int:
     """The largest magnitude of an element of the node's map."""
     return -int(np.iinfo(emit.graph.tensors[node.inputs[0]].dtype).min)
 
 
-def elementwise(node: Node, emit: Emitter) -> None:
+def elementwise(node: Node, emit: OnnxEmitter) -> None:
     """A map and the pass behind it; if all its elements go through the same, results are looked up."""
     if _alike(node, emit):
         results = emit.fresh("results")
@@ -197,14 +197,14 @@ def elementwise(node: Node, emit: Emitter) -> None:
         _through(node, emit, emit.step("Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit), stages(node))
 
 
-def _alike(node: Node, emit: Emitter) -> bool:
+def _alike(node: Node, emit: OnnxEmitter) -> bool:
     """Whether a result depends only on an element of 8 bits: operands are constants of one value."""
     values = [emit.graph.constant(name) for name in operands(node)[:4] if name]
     return _magnitude(node, emit) == 128 and all(value is not None and value.size == 1 for value in values)
 
 
 def _through(
-    node: Node, emit: Emitter, x: str, bound: float, passed: tuple[Stage, Stage], output: str = ""
+    node: Node, emit: OnnxEmitter, x: str, bound: float, passed: tuple[SdpStage, SdpStage], output: str = ""
 ) -> None:
     """X1, X2, table and converter of a double x with |x| <= bound. output: instead of the node's."""
     alu1, mul1, alu2, mul2, table = operands(node)
@@ -228,7 +228,7 @@ def _through(
     _saturated(node, emit, x, -offset if rectified else -inf, output)
 
 
-def _interpolated(emit: Emitter, x: str, placed: tuple[Table, Table], entries: Array) -> str:
+def _interpolated(emit: OnnxEmitter, x: str, placed: tuple[TablePlacement, TablePlacement], entries: Array) -> str:
     """LE in its range, LO elsewhere."""
     le, lo = (_of_table(emit, x, *each) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
     limits = (emit.constant(np.float64(each)) for each in (placed[0].start, placed[0].end(LE_ENTRIES)))
@@ -236,7 +236,7 @@ def _interpolated(emit: Emitter, x: str, placed: tuple[Table, Table], entries: A
     return emit.step("Where", emit.step("And", above, below), le, lo)
 
 
-def _of_table(emit: Emitter, x: str, table: Table, entries: Array) -> str:
+def _of_table(emit: OnnxEmitter, x: str, table: TablePlacement, entries: Array) -> str:
     """A table's value between entries, with the slope beyond the last one."""
     values = emit.constant(entries.astype(np.float64), "entries")
     distance = emit.step("Sub", x, emit.constant(np.float64(table.start)))
@@ -254,7 +254,7 @@ def _of_table(emit: Emitter, x: str, table: Table, entries: Array) -> str:
     return emit.step("Add", inside, half_away(emit, emit.step("Mul", further, slope)))
 
 
-def _saturated(node: Node, emit: Emitter, x: str, lowest: float = -inf, output: str = "") -> None:
+def _saturated(node: Node, emit: OnnxEmitter, x: str, lowest: float = -inf, output: str = "") -> None:
     """A double, at least `lowest`, saturated to the type of the node's output. output: instead of that one."""
     dtype = emit.graph.tensors[node.output].dtype
     limits = np.iinfo(dtype)
@@ -262,7 +262,7 @@ def _saturated(node: Node, emit: Emitter, x: str, lowest: float = -inf, output: 
     emit.node("Cast", [clipped(emit, x, low, int(limits.max))], [output or node.output], to=dtype)
 
 
-def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: str) -> tuple[str, float]:
+def _staged(emit: OnnxEmitter, x: str, bound: float, stage: SdpStage, alu: str, mul: str) -> tuple[str, float]:
     """The result of a stage and a bound of its magnitude; emits saturation only where it can happen."""
     if stage.alu:
         operand, reach = _operand(emit, alu, stage.alu_shift)
@@ -280,7 +280,7 @@ def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: st
     return x, bound
 
 
-def _product(emit: Emitter, x: str, bound: float, name: str, shift: int) -> tuple[str, float]:
+def _product(emit: OnnxEmitter, x: str, bound: float, name: str, shift: int) -> tuple[str, float]:
     """x, with |x| <= bound, times an operand over 2^shift, rounded, and that operand's largest magnitude."""
     value = emit.graph.constant(name)
     if value is not None:
@@ -290,7 +290,7 @@ def _product(emit: Emitter, x: str, bound: float, name: str, shift: int) -> tupl
     return scaled(emit, product, bound * reach, np.int64(1), shift) if shift else product, reach * 2.0**-shift
 
 
-def _operand(emit: Emitter, name: str, shift: int) -> tuple[str, float]:
+def _operand(emit: OnnxEmitter, name: str, shift: int) -> tuple[str, float]:
     """An operand times 2^shift as double, and its largest magnitude."""
     value = emit.graph.constant(name)
     if value is not None:
@@ -301,7 +301,7 @@ def _operand(emit: Emitter, name: str, shift: int) -> tuple[str, float]:
     return scaled, -float(np.iinfo(emit.graph.tensors[name].dtype).min) * 2.0**shift
 
 
-def average(node: Node, emit: Emitter) -> None:
+def average(node: Node, emit: OnnxEmitter) -> None:
     """Sums times both reciprocals."""
     channels = emit.graph.shape(node.inputs[0])[1]
     taps = np.ones((channels, 1, *KERNEL_SHAPE(node)), np.float32)
@@ -314,7 +314,7 @@ def average(node: Node, emit: Emitter) -> None:
     _saturated(node, emit, total)
 
 
-def lrn(node: Node, emit: Emitter) -> None:
+def lrn(node: Node, emit: OnnxEmitter) -> None:
     """In double throughout, which is exact for sums of 17-bit squares and products of 33 and 16 bits."""
     shape, size = emit.graph.shape(node.inputs[0]), SIZE(node)
     zero = emit.constant(np.float64(ZERO(node)))
@@ -340,7 +340,7 @@ def lrn(node: Node, emit: Emitter) -> None:
     _saturated(node, emit, result)
 
 
-def _between_entries(emit: Emitter, distance: str, entries: Array, digits: int) -> str:
+def _between_entries(emit: OnnxEmitter, distance: str, entries: Array, digits: int) -> str:
     """Interpolation between entries 2^digits apart, with 16 fractional bits."""
     place = emit.step("Mul", distance, emit.constant(np.ldexp(1.0, -digits)))
     place = clipped(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))

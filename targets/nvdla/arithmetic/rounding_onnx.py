@@ -9,13 +9,13 @@ import numpy as np
 from npuc.ir import Array
 
 if TYPE_CHECKING:
-    from npuc.onnx_files.export import Emitter
+    from npuc.onnx_files.export import OnnxEmitter
 
 
 Real = type[np.floating]
 
 
-def half_away(emit: Emitter, x: str, dtype: Real = np.float64) -> str:
+def half_away(emit: OnnxEmitter, x: str, dtype: Real = np.float64) -> str:
     """x rounded half away from zero."""
     half = emit.constant(np.array(0.5, dtype), "half")
     magnitude = emit.step("Floor", emit.step("Add", emit.step("Abs", x), half))
@@ -26,7 +26,7 @@ EXACT_PRODUCTS = 2.0**48
 """Products of integers below this are rounded by `scaled` in three operators."""
 
 
-def scaled(emit: Emitter, x: str, bound: float, factor: Array | np.integer, shift: int) -> str:
+def scaled(emit: OnnxEmitter, x: str, bound: float, factor: Array | np.integer, shift: int) -> str:
     """Integers x, a double, with |x| <= bound, times integers over 2^shift, rounded half away from zero.
 
     The factor is larger by 2^-50 of itself, and so is a product: one halfway between two integers lies beyond that
@@ -40,7 +40,7 @@ def scaled(emit: Emitter, x: str, bound: float, factor: Array | np.integer, shif
     return emit.step("Floor", emit.step("Add", product, emit.constant(np.float64(0.5), "half")))
 
 
-def clipped(emit: Emitter, x: str, low: float, high: float, dtype: Real = np.float64) -> str:
+def clipped(emit: OnnxEmitter, x: str, low: float, high: float, dtype: Real = np.float64) -> str:
     """x clipped to limits."""
     limits = (emit.constant(np.array(each, dtype), "limit") for each in (low, high))
     return emit.step("Clip", x, *limits)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from npuc.targets.nvdla.emission.writer import Writer
+from npuc.targets.nvdla.emission.writer import RegisterWriter
 from npuc.targets.nvdla.machine.commands import Command, Poll, Write
 from npuc.targets.nvdla.machine.limits import LIMITS
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.register_file import RegisterGroup
 from npuc.targets.nvdla.model.traps import expect_within_limits
 from npuc.targets.nvdla.operations.operation import Operation
 from npuc.targets.nvdla.operations.scoreboard import CONVOLUTION, Admission, Scoreboard, blocks_of
@@ -36,7 +36,7 @@ class Emitter:
     """Writes operations in order, alternating the register groups of each block."""
 
     def __init__(self, machine: Machine) -> None:
-        self.writer = Writer(machine)
+        self.writer = RegisterWriter(machine)
         self.scoreboard = Scoreboard(machine.atom_bytes)
         self._values = {
             (block, group): {each.name: each.reset for each in self.writer.map.registers if each.block == block}
@@ -97,7 +97,7 @@ class Emitter:
                     values[register.block][register.name] = each.value
         self._checked = len(self.writer.commands)
         for block, found in values.items():
-            expect_within_limits(Group(known, block, found), self.writer.machine)
+            expect_within_limits(RegisterGroup(known, block, found), self.writer.machine)
 
     def _enable(self, blocks: Iterable[str]) -> None:
         for block in blocks:

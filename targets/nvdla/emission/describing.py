@@ -12,7 +12,7 @@ from npuc.frozen import frozen
 from npuc.targets.nvdla.arithmetic.integer import ALU as ALGORITHMS
 from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES
 from npuc.targets.nvdla.firmware import descriptors as of
-from npuc.targets.nvdla.firmware.descriptors import Cube
+from npuc.targets.nvdla.firmware.descriptors import DataCube
 from npuc.targets.nvdla.firmware.planar import reciprocal
 from npuc.targets.nvdla.firmware.sdp import ALU, MUL, PER_CHANNEL, PER_ELEMENT, PER_LAYER, PRELU, RELU, TABLE
 from npuc.targets.nvdla.formats.pixels import NAMES
@@ -25,11 +25,11 @@ from npuc.targets.nvdla.operations.operation import (
     KernelWindow,
     Normalisation,
     Operation,
+    OperationTables,
     Pooling,
     Ramp,
     Sdp,
     Surface,
-    Tables,
     Unit,
 )
 
@@ -56,10 +56,10 @@ class Described:
     """The unit of SDP with one operand in memory and one in a register, for which descriptors have no mode."""
 
     @property
-    def cubes(self) -> dict[str, Cube]:
+    def cubes(self) -> dict[str, DataCube]:
         """The cubes in memory, by their names in the surfaces."""
         found = {each.name: getattr(self.surfaces, each.name) for each in fields(self.surfaces)}
-        return {name: cube for name, cube in found.items() if isinstance(cube, Cube) and cube.offset}
+        return {name: cube for name, cube in found.items() if isinstance(cube, DataCube) and cube.offset}
 
 
 def describe(operation: Operation, machine: Machine) -> list[Described]:
@@ -83,7 +83,7 @@ def describe(operation: Operation, machine: Machine) -> list[Described]:
             return []
 
 
-def in_pipe(cube: Cube, atom_bytes: int) -> Cube:
+def in_pipe(cube: DataCube, atom_bytes: int) -> DataCube:
     """A cube of the same extents in the pipe between two engines, with the strides of a packed one."""
     line = cube.width * atom_bytes
     surface = line * cube.height
@@ -97,19 +97,19 @@ def _precision(surface: Surface) -> int:
     return PRECISIONS.index(surface.precision)
 
 
-def _at(address: int, machine: Machine, **values: int) -> Cube:
+def _at(address: int, machine: Machine, **values: int) -> DataCube:
     """A cube at an address."""
-    return Cube(type=of.SRAM if machine.in_sram(address) else of.DRAM, offset=address, **values)
+    return DataCube(type=of.SRAM if machine.in_sram(address) else of.DRAM, offset=address, **values)
 
 
-def _cube(surface: Surface, machine: Machine) -> Cube:
+def _cube(surface: Surface, machine: Machine) -> DataCube:
     strides = {"line_stride": surface.line_stride, "surface_stride": surface.surface_stride}
     extents = {"width": surface.width, "height": surface.height, "channels": surface.channels}
     return _at(surface.address, machine, **extents, **strides)
 
 
-def _surfaces(operation: Pooling | Normalisation | Contraction, machine: Machine) -> of.Surfaces:
-    return of.Surfaces(source=_cube(operation.source, machine), result=_cube(operation.destination, machine))
+def _surfaces(operation: Pooling | Normalisation | Contraction, machine: Machine) -> of.PlanarSurfaces:
+    return of.PlanarSurfaces(source=_cube(operation.source, machine), result=_cube(operation.destination, machine))
 
 
 def _window(window: KernelWindow) -> of.WindowFields:
@@ -146,10 +146,10 @@ def _convolution(operation: Convolution, machine: Machine) -> Described:
     extents = {"width": result.width, "height": result.height, "channels": result.channels}
     surfaces = of.ConvolutionSurfaces(
         weight=_at(kernels.address, machine, size=kernels.bytes),
-        mask=_at(mask.address, machine, size=mask.bytes) if mask else Cube(),
-        group_sizes=_at(mask.sizes_address, machine) if mask else Cube(),
+        mask=_at(mask.address, machine, size=mask.bytes) if mask else DataCube(),
+        group_sizes=_at(mask.sizes_address, machine) if mask else DataCube(),
         source=_cube(source, machine),
-        result=in_pipe(Cube(**extents), machine.atom_bytes),
+        result=in_pipe(DataCube(**extents), machine.atom_bytes),
         second_plane_offset=source.surface_stride if planes > 1 else 0,
         second_plane_stride=source.line_stride if planes > 1 else 0,
     )
@@ -177,7 +177,7 @@ def _sdp(operation: Convolution | Elementwise, machine: Machine) -> Described:
         source=in_pipe(read, atom_bytes) if behind else read,
         x1=_operand(sdp.x1, op.x1, result, machine),
         x2=_operand(sdp.x2, op.x2, result, machine),
-        y=Cube(address=of.NONE),
+        y=DataCube(address=of.NONE),
         result=in_pipe(written, atom_bytes) if operation.pooling else written,
     )
     mixed = [
@@ -225,17 +225,17 @@ def _table(sdp: Sdp) -> of.SdpUnit:
     return of.SdpUnit(enable=1, activation=TABLE) if sdp.table else of.SdpUnit()
 
 
-def _operand(unit: Unit, described: of.SdpUnit, result: Surface, machine: Machine) -> Cube:
+def _operand(unit: Unit, described: of.SdpUnit, result: Surface, machine: Machine) -> DataCube:
     """The operands of a unit in memory."""
     fetch = unit.fetch
     if described.mode == PER_LAYER or fetch is None:
-        return Cube(address=of.NONE)
+        return DataCube(address=of.NONE)
     strides = {"line_stride": fetch.line_stride, "surface_stride": fetch.surface_stride}
     width, height = (result.width, result.height) if fetch.per_element else (1, 1)
     return _at(fetch.address, machine, width=width, height=height, channels=result.channels, **strides)
 
 
-def _lut(tables: Tables, block: str, below: str, beyond: str) -> of.Lut:
+def _lut(tables: OperationTables, block: str, below: str, beyond: str) -> of.Lut:
     """Linear tables. below, beyond: the table outside both; where both hit, LE is used if present."""
     lo, le = tables.lo, tables.le or Ramp((0,) * LE_ENTRIES, tables.lo.start, tables.lo.start, 0)
     mask = (1 << LIMIT_BITS[block]) - 1

@@ -33,7 +33,7 @@ FIRMWARES_OWN = ("GLB.S_INTR_MASK",)
 """Registers that the firmware writes for its own interrupts."""
 
 
-class Writer:
+class RegisterWriter:
     """Collects register writes for a machine."""
 
     def __init__(self, machine: Machine) -> None:
@@ -93,7 +93,7 @@ class Writer:
 @lru_cache(maxsize=64)
 def _tables(machine: Machine, lut: of.Lut, block: str, *, floating: bool) -> tuple[Command, ...]:
     """The writes that load tables; layers have many in common."""
-    writer = Writer(machine)
+    writer = RegisterWriter(machine)
     for title, value in look_up_tables(writer.firmware, block, lut, floating=floating):
         writer.raw(title, value)
     return tuple(writer.commands)

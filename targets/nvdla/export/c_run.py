@@ -14,7 +14,7 @@ import numpy as np
 from npuc.export import c_text
 from npuc.export.c_text import listed
 from npuc.host.step import CONSTANT, HostStep, consistent
-from npuc.host_c.functions import TYPES, Function, Signature, constant, function, sources
+from npuc.host_c.functions import TYPES, FunctionSignature, HostFunction, constant, function, sources
 from npuc.host_c.operators import C_TYPES
 from npuc.ir import Array, Node, TensorType, type_of
 from npuc.ops import build
@@ -61,7 +61,7 @@ class _Run:
         self.constants: dict[str, Array] = {}
         self.tables: list[str] = []
         self.statements = ["npuc_fill(npuc_blobs, NPUC_BLOBS, memory, NPUC_DRAM_BYTES);"]
-        self.functions: list[Function] = []
+        self.functions: list[HostFunction] = []
         self.segments = 0
         parts = _parts(program)
         for at, part in enumerate(parts):
@@ -134,7 +134,9 @@ class _Run:
         with consistent(computing[0]):
             graph = build("steps", nodes, {name: self.types[name] for name in taken}, results, constants)
         where = f"steps before segment {self.segments}" if later - {*self.results} else "the last steps"
-        signature = Signature(taken, results, tuple(str(graph.tensors[name]) for name in (*taken, *results)))
+        signature = FunctionSignature(
+            taken, results, tuple(str(graph.tensors[name]) for name in (*taken, *results))
+        )
         operators = [node.op for node in graph.nodes]
         found = function(graph, signature, STEPS, len(self.functions), where, operators)
         self.functions.append(found)

@@ -12,7 +12,7 @@ from npuc.self_test.vectors import vectors
 from npuc.target import Observer
 from npuc.targets.nvdla.export.c_export import SOURCES
 from npuc.targets.nvdla.formats.precision import received
-from npuc.targets.nvdla.model import Nvdla
+from npuc.targets.nvdla.model import ChipModel
 from npuc.targets.nvdla.program.artefact import Segment, TensorMove
 from npuc.targets.nvdla.program.running import Runner
 
@@ -24,7 +24,7 @@ HEADERS += npuc_self_test.h
 """
 
 
-class _Recorder(Runner):
+class _MoveRecorder(Runner):
     """A runner that records what segments load and store, in the form npuc_put takes."""
 
     def __init__(self, program: Program) -> None:
@@ -32,7 +32,7 @@ class _Recorder(Runner):
         self.pairs: list[tuple[list[Array], list[Array]]] = []
 
     def _segment(
-        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], observe: Observer | None
+        self, segment: Segment, nvdla: ChipModel, tensors: dict[str, Array], observe: Observer | None
     ) -> None:
         loads = _values(segment.loads, tensors)
         super()._segment(segment, nvdla, tensors, observe)
@@ -49,7 +49,7 @@ def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
     inputs: (samples, *shape) by name. Expected values come from the functional model, which reads only the
     artefact. Raises ArtefactError (E506) for fp16 programs that the model does not compute bit-exactly.
     """
-    recorder = _Recorder(program)
+    recorder = _MoveRecorder(program)
     recorder.expect_exact("export a part of the network, or in int8")
     recorder(inputs)
     segments = len(recorder.contents.segments)

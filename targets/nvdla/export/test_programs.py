@@ -22,10 +22,10 @@ from npuc.targets.nvdla.emission import BRIDGE
 from npuc.targets.nvdla.machine.commands import SEQUENTIAL, VERILATOR, Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import RegisterMap, register_map
-from npuc.targets.nvdla.model import Nvdla
+from npuc.targets.nvdla.model import ChipModel
 from npuc.targets.nvdla.program.artefact import Produced, Segment, TensorMove
 from npuc.targets.nvdla.program.running import Runner
-from npuc.targets.nvdla.trace import Check, Trace, written
+from npuc.targets.nvdla.trace import CrcCheck, Trace, written
 
 SEED = 0
 NAME = "trace"
@@ -35,7 +35,7 @@ FLYING = 2
 """Operations of a block that may run or be queued: it is idle once they have ended."""
 
 
-class _Recorder(Runner):
+class _ProgramRecorder(Runner):
     """A runner that records every segment as a test program."""
 
     def __init__(self, program: Program, player: str) -> None:
@@ -46,7 +46,7 @@ class _Recorder(Runner):
         self.moves: list[Segment] = []
 
     def _segment(
-        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], observe: Observer | None
+        self, segment: Segment, nvdla: ChipModel, tensors: dict[str, Array], observe: Observer | None
     ) -> None:
         for move in segment.loads:
             self._load(move, nvdla.memory, tensors)
@@ -57,7 +57,7 @@ class _Recorder(Runner):
         if self.player == VERILATOR:  # it checks one region for each interrupt
             first, behind = min(at for at, _ in places), max(at + size for at, size in places)
             places = [(first, behind - first)]
-        checks = [Check(at, size, zlib.crc32(nvdla.memory.read(at, size))) for at, size in places]
+        checks = [CrcCheck(at, size, zlib.crc32(nvdla.memory.read(at, size))) for at, size in places]
         end = segment.start + segment.count
         commands = from_reset(
             register_map(machine.registers), self.commands[: segment.start], self.commands[segment.start : end]
@@ -140,7 +140,7 @@ def traces(program: Program, player: str = SEQUENTIAL) -> dict[str, bytes]:
 
     Raises ArtefactError (E506) for a segment that depends on registers left by an earlier one.
     """
-    recorder = _Recorder(program, player)
+    recorder = _ProgramRecorder(program, player)
     inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
     recorder(varied(inputs, 1, SEED).inputs)
     files: dict[str, bytes] = {}

@@ -26,7 +26,7 @@ FEATURE_FORMAT = 36
 
 
 @frozen(kw_only=True)
-class Network:
+class NetworkDescriptor:
     """The task: indices of its lists, and the first operation of each engine."""
 
     operations: int = number("h", NONE)
@@ -83,7 +83,7 @@ class Common:
 
 
 @frozen(kw_only=True)
-class Cube:
+class DataCube:
     """A data cube: its address by index and offset, extents in elements, strides in bytes."""
 
     type: int = number("H")
@@ -176,11 +176,11 @@ class Convolution:
 class ConvolutionSurfaces:
     """The cubes that a convolution reads, and the shape of its output."""
 
-    weight: Cube = field(default_factory=Cube)
-    mask: Cube = field(default_factory=Cube)
-    group_sizes: Cube = field(default_factory=Cube)
-    source: Cube = field(default_factory=Cube)
-    result: Cube = field(default_factory=Cube)
+    weight: DataCube = field(default_factory=DataCube)
+    mask: DataCube = field(default_factory=DataCube)
+    group_sizes: DataCube = field(default_factory=DataCube)
+    source: DataCube = field(default_factory=DataCube)
+    result: DataCube = field(default_factory=DataCube)
     second_plane_offset: int = number("q")
     second_plane_stride: int = number("I")
 
@@ -205,11 +205,11 @@ class Pdp:
 
 
 @frozen(kw_only=True)
-class Surfaces:
+class PlanarSurfaces:
     """The cubes that PDP, CDP or RUBIK reads and writes."""
 
-    source: Cube = field(default_factory=Cube)
-    result: Cube = field(default_factory=Cube)
+    source: DataCube = field(default_factory=DataCube)
+    result: DataCube = field(default_factory=DataCube)
 
 
 @frozen(kw_only=True)
@@ -309,19 +309,19 @@ class Sdp:
 class SdpSurfaces:
     """The cubes that SDP reads and writes."""
 
-    source: Cube = field(default_factory=Cube)
-    x1: Cube = field(default_factory=Cube)
-    x2: Cube = field(default_factory=Cube)
-    y: Cube = field(default_factory=Cube)
-    result: Cube = field(default_factory=Cube)
+    source: DataCube = field(default_factory=DataCube)
+    x1: DataCube = field(default_factory=DataCube)
+    x2: DataCube = field(default_factory=DataCube)
+    y: DataCube = field(default_factory=DataCube)
+    result: DataCube = field(default_factory=DataCube)
 
 
 Operation = Convolution | Sdp | Pdp | Cdp | Rubik
 OPERATIONS: dict[int, tuple[type[Operation], type]] = {
     CONV: (Convolution, ConvolutionSurfaces),
     SDP: (Sdp, SdpSurfaces),
-    PDP: (Pdp, Surfaces),
-    CDP: (Cdp, Surfaces),
-    RUBIK: (Rubik, Surfaces),
+    PDP: (Pdp, PlanarSurfaces),
+    CDP: (Cdp, PlanarSurfaces),
+    RUBIK: (Rubik, PlanarSurfaces),
 }
 """Operation and surface descriptors by engine."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.targets.nvdla.firmware.descriptors import NONE, Cube
+from npuc.targets.nvdla.firmware.descriptors import NONE, DataCube
 from npuc.targets.nvdla.machine.registers import RegisterMap
 
 V = TypeVar("V")
@@ -59,7 +59,7 @@ class Term:
 
 
 @frozen
-class Line:
+class RegisterLine:
     """A register and its fields; fields that are not named are 0."""
 
     register: str
@@ -71,10 +71,12 @@ class Line:
         return self.register.partition(".")[0]
 
 
-def lines(text: str) -> tuple[Line, ...]:
+def lines(text: str) -> tuple[RegisterLine, ...]:
     """The lines of a table."""
     rows = (row.split() for row in text.strip().splitlines())
-    return tuple(Line(register, tuple(_term(*each.split("=")) for each in terms)) for register, *terms in rows)
+    return tuple(
+        RegisterLine(register, tuple(_term(*each.split("=")) for each in terms)) for register, *terms in rows
+    )
 
 
 def _term(name: str, source: str) -> Term:
@@ -89,7 +91,7 @@ Derived = Mapping[str, int]
 NOTHING: Derived = {}
 
 
-def ram(cube: Cube) -> int:
+def ram(cube: DataCube) -> int:
     """RAM_TYPE of a cube; 1: main memory (DRAM)."""
     return 1 - min(cube.type, 1)
 
@@ -109,11 +111,11 @@ class Firmware:
         everything = {each.name: 0 for each in register.fields}
         return title, register.value(**{**everything, **values})
 
-    def at(self, cube: Cube) -> int:
+    def at(self, cube: DataCube) -> int:
         """A cube's address; 0 if it has none."""
         return 0 if cube.address == NONE else self.address(cube.address) + cube.offset
 
-    def writes(self, table: Sequence[Line], op: Any, surfaces: Any, derived: Derived = NOTHING) -> Writes:
+    def writes(self, table: Sequence[RegisterLine], op: Any, surfaces: Any, derived: Derived = NOTHING) -> Writes:
         """The writes of a table's lines."""
         for line in table:
             register, word = self.registers.by_title[line.register], 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.firmware.descriptors import HARDWARE, Cdp, Lut, Pdp, Rubik, Surfaces
+from npuc.targets.nvdla.firmware.descriptors import HARDWARE, Cdp, Lut, Pdp, PlanarSurfaces, Rubik
 from npuc.targets.nvdla.firmware.lines import Derived, Firmware, Writes, known, lines
 from npuc.targets.nvdla.firmware.look_up import FP16, look_up_tables
 
@@ -117,7 +117,7 @@ def reciprocal(op: Pdp, size: int) -> int:
     return known(RECIPROCALS[op.precision == FP16], size, "a kernel")
 
 
-def _derived(op: Pdp, surfaces: Surfaces) -> Derived:
+def _derived(op: Pdp, surfaces: PlanarSurfaces) -> Derived:
     widths = (("in", op.partial_in), ("out", op.partial_out))
     return {
         "off_flying": int(surfaces.source.type != HARDWARE),
@@ -128,14 +128,14 @@ def _derived(op: Pdp, surfaces: Surfaces) -> Derived:
     }
 
 
-def pdp(firmware: Firmware, op: Pdp, surfaces: Surfaces) -> Writes:
+def pdp(firmware: Firmware, op: Pdp, surfaces: PlanarSurfaces) -> Writes:
     """The writes of PDP_RDMA, if the input is in memory, then of PDP."""
     from_memory = surfaces.source.type != HARDWARE
     tables = [*(POOLING_FETCH if from_memory else ()), *POOLING, *(POOLING_SOURCE if from_memory else ())]
     yield from firmware.writes([*tables, *POOLING_RESULT], op, surfaces, _derived(op, surfaces))
 
 
-def cdp(firmware: Firmware, op: Cdp, surfaces: Surfaces, lut: Lut | None) -> Writes:
+def cdp(firmware: Firmware, op: Cdp, surfaces: PlanarSurfaces, lut: Lut | None) -> Writes:
     """The writes of CDP_RDMA, then of CDP."""
     yield from firmware.writes(CHANNEL_FETCH, op, surfaces)
     if lut is not None:
@@ -143,7 +143,7 @@ def cdp(firmware: Firmware, op: Cdp, surfaces: Surfaces, lut: Lut | None) -> Wri
     yield from firmware.writes(CHANNEL, op, surfaces, {"reach": (op.local_size - 3) // 2})
 
 
-def rubik(firmware: Firmware, op: Rubik, surfaces: Surfaces) -> Writes:
+def rubik(firmware: Firmware, op: Rubik, surfaces: PlanarSurfaces) -> Writes:
     """The writes of an operation, without an RDMA. Raises ArtefactError (E502) for other modes, which npuc never
     uses.
     """

@@ -25,7 +25,7 @@ S = TypeVar("S")
 
 
 @frozen
-class Place:
+class FieldLayout:
     """How a field is stored: a code of the struct module, repeated, or a nested structure."""
 
     code: str = ""
@@ -36,12 +36,12 @@ class Place:
 
 def number(code: str, default: float = 0) -> Any:
     """A number, given by its code in the struct module."""
-    return field(default=default, metadata={"place": Place(code)})
+    return field(default=default, metadata={"place": FieldLayout(code)})
 
 
 def numbers(code: str, count: int) -> Any:
     """A tuple of numbers."""
-    return field(default=(0,) * count, metadata={"place": Place(code, count)})
+    return field(default=(0,) * count, metadata={"place": FieldLayout(code, count)})
 
 
 def unused(count: int) -> Any:
@@ -50,18 +50,18 @@ def unused(count: int) -> Any:
 
 
 @cache
-def places(cls: type[Any]) -> tuple[tuple[str, Place], ...]:
+def places(cls: type[Any]) -> tuple[tuple[str, FieldLayout], ...]:
     """The fields of a structure in order, each with its storage."""
     return tuple((each.name, each.metadata.get("place") or _nested(each)) for each in fields(cls))
 
 
-def _nested(each: Field[Any]) -> Place:
+def _nested(each: Field[Any]) -> FieldLayout:
     """The storage of a nested structure: a field whose default factory is the structure's class."""
     made_by: Any = each.default_factory
-    return Place(structure=made_by)
+    return FieldLayout(structure=made_by)
 
 
-def _format(place: Place) -> str:
+def _format(place: FieldLayout) -> str:
     return f"<{place.count or 1}{place.code}"
 
 

@@ -20,7 +20,7 @@ from npuc.targets.nvdla.machine.parameters import Machine
 
 
 @frozen
-class Operand:
+class OperandCube:
     """An operand cube: 1x1xC per channel, WxHxC per element."""
 
     width: int
@@ -38,7 +38,7 @@ class Operand:
     @classmethod
     def per_channel(
         cls, machine: Machine, channels: int, components: int, component_bytes: int, precision: str = "int8"
-    ) -> Operand:
+    ) -> OperandCube:
         """A 1x1xC operand for a processing precision."""
         return cls.per_element(machine, (channels, 1, 1), components, component_bytes, precision)
 
@@ -50,7 +50,7 @@ class Operand:
         components: int,
         component_bytes: int,
         precision: str = "int8",
-    ) -> Operand:
+    ) -> OperandCube:
         """An operand for every element of a map (C, H, W)."""
         channels, height, width = shape
         dtype = "float16" if precision == "fp16" else "int16"
@@ -88,7 +88,7 @@ class Operand:
         return "int8" if self.component_bytes == 1 else self.dtype
 
 
-def pack(operand: Operand, *components: Array) -> bytes:
+def pack(operand: OperandCube, *components: Array) -> bytes:
     """The bytes of an operand cube from components (C, H, W), or (C,) per channel; atoms are padded with 0."""
     shape = (operand.surfaces * operand.atom_elements, operand.height, operand.width, operand.components)
     filled = np.zeros(shape, operand.element)
@@ -98,7 +98,7 @@ def pack(operand: Operand, *components: Array) -> bytes:
     return split.transpose(0, 2, 3, 1, 4).tobytes()
 
 
-def unpack(operand: Operand, data: bytes) -> Sequence[Array]:
+def unpack(operand: OperandCube, data: bytes) -> Sequence[Array]:
     """The components, each (C, H, W)."""
     shape = (operand.surfaces, operand.height, operand.width, operand.atom_elements, operand.components)
     atoms = np.frombuffer(data, operand.element, operand.bytes // operand.component_bytes).reshape(shape)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from npuc.targets.nvdla.firmware import RegisterWrite
 from npuc.targets.nvdla.loadable import flatbuffer, schema
 from npuc.targets.nvdla.loadable import task as tasks
-from npuc.targets.nvdla.loadable.scheduling import Runner
+from npuc.targets.nvdla.loadable.scheduling import FirmwareRun
 from npuc.targets.nvdla.machine.commands import Wait
 from npuc.targets.nvdla.machine.parameters import Machine
 
@@ -32,6 +32,6 @@ def register_writes(
     found: list[list[RegisterWrite]] = []
     for task in tasks.engine_tasks(loadable):
         address = tasks.addresses(loadable, task, base)
-        steps = Runner(tasks.read(loadable, task), machine, address).steps()
+        steps = FirmwareRun(tasks.read(loadable, task), machine, address).steps()
         found.append([step for step in steps if not isinstance(step, Wait)])
     return found

@@ -20,11 +20,11 @@ ELEMENT_BYTES = (1, 2, 2)
 """Bytes of int8, int16 and fp16, in the order of the descriptors' precision numbers."""
 APART = 1 << 36
 """The distance between memories when accesses are compared."""
-Locate = Callable[[str, of.Cube], int]
+Locate = Callable[[str, of.DataCube], int]
 """Computes the address of a cube, given its name in the operation's surfaces."""
 
 
-def by_memory(_name: str, cube: of.Cube) -> int:
+def by_memory(_name: str, cube: of.DataCube) -> int:
     """An address that is unique across memories."""
     return cube.address * APART + cube.offset
 
@@ -32,7 +32,7 @@ def by_memory(_name: str, cube: of.Cube) -> int:
 def cubes(op: of.Operation, surfaces: Any, atom_bytes: int, locate: Locate) -> Iterator[tuple[str, Pattern]]:
     """Name and bytes of every cube of feature data or operands in memory; weights are never written."""
     for name, element_bytes, components in _parts(op, surfaces):
-        cube: of.Cube = getattr(surfaces, name)
+        cube: of.DataCube = getattr(surfaces, name)
         atoms = -(-cube.channels * element_bytes // atom_bytes)
         line = cube.width * atom_bytes * components
         lines, stride = _stacked(op, cube, name)
@@ -47,7 +47,7 @@ def cubes(op: of.Operation, surfaces: Any, atom_bytes: int, locate: Locate) -> I
             yield "source", Pattern(start, line, *lines, len(planes), apart)
 
 
-def _stacked(op: of.Operation, cube: of.Cube, name: str) -> tuple[int, int]:
+def _stacked(op: of.Operation, cube: of.DataCube, name: str) -> tuple[int, int]:
     """The number and stride of a cube's lines; the images of a batch count as one cube, one below another.
 
     Operands are the same for all images, as descriptors cannot express anything else. Raises ArtefactError (E506)

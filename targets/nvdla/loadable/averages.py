@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
+from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
 from npuc.targets.nvdla.emission.describing import Described, describe
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.formats import weights as weight_format
@@ -104,7 +104,7 @@ def _ones(machine: Machine, constants: Constants, count: int, kernel: tuple[int,
 
 def _part(average: Described, name: str, surface: int, row: int, rows: int, channels: int) -> Surface:
     """Some rows of one surface of a cube."""
-    cube: of.Cube = getattr(average.surfaces, name)
+    cube: of.DataCube = getattr(average.surfaces, name)
     address = cube.offset + surface * cube.surface_stride + row * cube.line_stride
     return Surface(address, cube.width, rows, channels, cube.line_stride, cube.surface_stride)
 
@@ -127,12 +127,12 @@ def _scaled(average: Described, taps: int) -> Sdp:
     stages = [_reduced(each) for each in average.reciprocals or ()]
     if all(0 < multiplier <= MOST_MULTIPLIER for multiplier, _ in stages):
         first, second = (
-            Unit(Stage(multiply=1, shift=shift), multiplier=multiplier) for multiplier, shift in stages
+            Unit(SdpStage(multiply=1, shift=shift), multiplier=multiplier) for multiplier, shift in stages
         )
         return Sdp(first, second)  # rounds twice, as PDP does
     for multiplier, shift in _factors(prod(average.reciprocals or ()) / 4.0**RECIPROCAL_BITS):
         if np.array_equal(half_away(sums * multiplier, shift).clip(-128, 127), wanted):
-            return Sdp(Unit(Stage(multiply=1, shift=shift), multiplier=multiplier), Unit(IDLE))
+            return Sdp(Unit(SdpStage(multiply=1, shift=shift), multiplier=multiplier), Unit(IDLE))
     raise _inexpressible(f"reciprocals {average.reciprocals}")
 
 

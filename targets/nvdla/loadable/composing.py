@@ -32,7 +32,7 @@ from npuc.targets.nvdla.loadable.accesses import APART, RESULT, Accesses, Needed
 from npuc.targets.nvdla.loadable.averages import expressed
 from npuc.targets.nvdla.loadable.memories import Memories
 from npuc.targets.nvdla.loadable.places import MAPS, WEIGHTS, Layout, Use, placed
-from npuc.targets.nvdla.loadable.ports import SOFTMAX_SCALE, Port, Ports
+from npuc.targets.nvdla.loadable.ports import SOFTMAX_SCALE, BoundPort, Ports
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.selection import Constants
@@ -200,7 +200,7 @@ def _located(
     """The operation, its cubes with sizes and with addresses by index and offset."""
     found = cubes(each.op, each.surfaces, machine.atom_bytes, lambda _, cube: cube.offset)
     sizes = {name: place.size for name, place in found}
-    changed: dict[str, of.Cube] = {}
+    changed: dict[str, of.DataCube] = {}
     for name, cube in each.cubes.items():
         memory, offset = places.get((at, name), (WEIGHTS, cube.offset - weights))
         changed[name] = replace(cube, address=memory, offset=offset, size=sizes.get(name, cube.size))
@@ -218,7 +218,7 @@ def _engine_lists(built: Built, machine: Machine, data: int) -> list[tuple[str, 
         next((at for at, each in enumerate(common) if each.engine == engine), of.NONE)
         for engine in range(len(of.ENGINES))
     )
-    network = of.Network(
+    network = of.NetworkDescriptor(
         dependencies=data + 1, operations=data + 2, surfaces=data + 3, luts=data + 4, heads=heads,
         operation_count=len(common), lut_count=len(built.luts), address_count=data + 6,
     )  # fmt: skip
@@ -238,7 +238,9 @@ def _accesses(each: Described, machine: Machine) -> Accesses:
     return Accesses.of(each.engine, found, behind=each.behind)
 
 
-def _cpu_lists(softmax: Sequence[Port], machine: Machine, data: int, base: int) -> list[tuple[str, int, bytes]]:
+def _cpu_lists(
+    softmax: Sequence[BoundPort], machine: Machine, data: int, base: int
+) -> list[tuple[str, int, bytes]]:
     """The lists of the CPU's task: a softmax for every output that ends in one; base: start of the maps."""
     network = emulation.EmulatedNetwork(operations=data + 1, buffers=data + 2, operation_count=len(softmax))
     operations: list[bytes] = []

@@ -31,7 +31,7 @@ from npuc.targets.nvdla.loadable.ports import Ports, ports_of, scales
 from npuc.targets.nvdla.loadable.scheduling import run_of
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.model import Memory, Nvdla
+from npuc.targets.nvdla.model import ChipModel, DeviceMemory
 from npuc.targets.nvdla.program.artefact import Contents, Segment
 from npuc.targets.nvdla.program.running import Runner
 
@@ -44,7 +44,7 @@ class Executed:
     """Memory after all tasks."""
 
     loadable: schema.Loadable
-    memory: Memory
+    memory: DeviceMemory
     bases: Mapping[int, int]
 
     def read(self, memory: int, offset: int, count: int) -> bytes:
@@ -63,7 +63,7 @@ def run(loadable: schema.Loadable, machine: Machine, inputs: Mapping[str, bytes]
     Raises ArtefactError: E502 for invalid descriptors, E503 where the hardware would hang or race.
     """
     bases = _bases(loadable)
-    memory = Memory.covering((bases[each.id], max(each.size, 1)) for each in loadable.memory_list)
+    memory = DeviceMemory.covering((bases[each.id], max(each.size, 1)) for each in loadable.memory_list)
     blobs = {each.name: each.data for each in loadable.blobs}
     for each in loadable.memory_list:
         for name, offset in zip(each.contents, each.offsets, strict=True):
@@ -71,7 +71,7 @@ def run(loadable: schema.Loadable, machine: Machine, inputs: Mapping[str, bytes]
     named = {each.name: each for each in loadable.tensor_desc_list}
     for name, data in inputs.items():
         memory.write(bases[named[name].mem_id] + named[name].offset, data)
-    nvdla = Nvdla(machine, memory)
+    nvdla = ChipModel(machine, memory)
     tasks_by_id = {each.id: each for each in loadable.task_list}
     for number in (number for each in loadable.submit_list for number in each.task_id):
         task = tasks_by_id[number]
@@ -89,12 +89,12 @@ def _bases(loadable: schema.Loadable) -> dict[int, int]:
     return found
 
 
-def _engine(loadable: schema.Loadable, task: schema.Task, nvdla: Nvdla, bases: Mapping[int, int]) -> None:
+def _engine(loadable: schema.Loadable, task: schema.Task, nvdla: ChipModel, bases: Mapping[int, int]) -> None:
     """Runs the firmware's register writes on the functional model."""
     nvdla.execute(run_of(loadable, task, nvdla.machine, bases.__getitem__))
 
 
-def _cpu(loadable: schema.Loadable, task: schema.Task, nvdla: Nvdla, bases: Mapping[int, int]) -> None:
+def _cpu(loadable: schema.Loadable, task: schema.Task, nvdla: ChipModel, bases: Mapping[int, int]) -> None:
     """Runs the runtime's emulation. Raises ArtefactError (E502) for anything but softmax."""
     address = tasks.addresses(loadable, task, bases.__getitem__)
     network = unpack(emulation.EmulatedNetwork, tasks.content(loadable, task, 0))
@@ -151,7 +151,7 @@ class _Recorder(Runner):
         self.wanted: dict[str, Array] = {}
 
     def _segment(
-        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], observe: Observer | None
+        self, segment: Segment, nvdla: ChipModel, tensors: dict[str, Array], observe: Observer | None
     ) -> None:
         for move in segment.loads:
             self._load(move, nvdla.memory, tensors)

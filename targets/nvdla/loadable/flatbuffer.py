@@ -24,7 +24,7 @@ FIRST_SLOT, SLOT_BYTES, OFFSET_BYTES = 4, 2, 4
 
 
 @frozen
-class Kind:
+class FieldType:
     """The type of a field; vector: any number of elements."""
 
     of: str | type[Any]
@@ -37,15 +37,15 @@ TRIPLE = "triple"
 
 def scalar(of: str, default: Any = 0) -> Any:
     """A number, a string or a triple."""
-    return field(default=default, metadata={"kind": Kind(of)})
+    return field(default=default, metadata={"kind": FieldType(of)})
 
 
 def vector(of: str | type[Any]) -> Any:
     """A vector of numbers, strings or tables."""
-    return field(default=b"" if of == "u8" else (), metadata={"kind": Kind(of, vector=True)})
+    return field(default=b"" if of == "u8" else (), metadata={"kind": FieldType(of, vector=True)})
 
 
-def _kinds(cls: type[Any]) -> list[tuple[str, Kind]]:
+def _kinds(cls: type[Any]) -> list[tuple[str, FieldType]]:
     return [(each.name, each.metadata["kind"]) for each in fields(cls)]
 
 
@@ -122,12 +122,12 @@ def _write_table(builder: Builder, value: Any) -> int:
     return builder.EndObject()
 
 
-def _outside(kind: Kind) -> bool:
+def _outside(kind: FieldType) -> bool:
     """Whether a value is stored outside its table."""
     return kind.vector or kind.of == "string"
 
 
-def _write_outside(builder: Builder, kind: Kind, value: Any) -> int:
+def _write_outside(builder: Builder, kind: FieldType, value: Any) -> int:
     if not kind.vector:
         return _write_element(builder, kind.of, value)
     if kind.of == "u8":

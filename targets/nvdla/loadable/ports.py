@@ -28,7 +28,7 @@ PIXEL_FORMATS = {8: 37, 32: 36}
 
 
 @frozen
-class Port:
+class BoundPort:
     """An input or output: its name for the user, its memory layout, and its scale."""
 
     name: str
@@ -69,8 +69,8 @@ class Ports:
     """The inputs and outputs of a program's one segment."""
 
     segment: Segment
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[BoundPort, ...]
+    outputs: tuple[BoundPort, ...]
 
 
 def ports_of(program: Program) -> Ports:
@@ -101,7 +101,7 @@ def _host(steps: Sequence[Any]) -> list[HostStep]:
     return [step for step in steps if isinstance(step, HostStep)]
 
 
-def _input(move: TensorMove, steps: Sequence[HostStep]) -> Port:
+def _input(move: TensorMove, steps: Sequence[HostStep]) -> BoundPort:
     """The network's input, or the slice of it, that becomes a loaded tensor, with the scale of its conversion."""
     makers = {name: step for step in steps for name in step.outputs}
     name, scale, zero = move.tensor, None, 0
@@ -114,10 +114,10 @@ def _input(move: TensorMove, steps: Sequence[HostStep]) -> Port:
         if not step.inputs:
             raise _refused(f"the constant {name} as an input", [step])
         name = step.inputs[0]
-    return Port(part or name, move, scale, zero)
+    return BoundPort(part or name, move, scale, zero)
 
 
-def _output(move: TensorMove, steps: Sequence[HostStep]) -> Port:
+def _output(move: TensorMove, steps: Sequence[HostStep]) -> BoundPort:
     """The network's output, or the part of it, that a stored tensor becomes, with its scale and any softmax."""
     name, scale, zero, softmax, part = move.tensor, None, 0, False, ""
     while readers := [step for step in steps if name in step.inputs]:
@@ -134,14 +134,14 @@ def _output(move: TensorMove, steps: Sequence[HostStep]) -> Port:
         if not step.outputs:
             raise _refused(f"nothing behind '{name}'", [step])
         name = step.outputs[0]
-    return Port(part or name, move, scale, zero, softmax)
+    return BoundPort(part or name, move, scale, zero, softmax)
 
 
 def _over_channels(step: HostStep, move: TensorMove) -> bool:
     return move.map_shape[1:] == (1, 1) and step.attrs.get("axis", -1) in (1, -1)
 
 
-def _expect_packed(port: Port, machine: Machine) -> None:
+def _expect_packed(port: BoundPort, machine: Machine) -> None:
     """Raises ArtefactError (E506) if channels have gaps, which tensor descriptors cannot express."""
     channels, height, width = port.move.map_shape
     place, atom = port.move.place, machine.atom_bytes

@@ -18,7 +18,7 @@ from npuc.targets.nvdla.firmware import Firmware, RegisterWrite, has_rdma, progr
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable import task as tasks
-from npuc.targets.nvdla.loadable.task import Task
+from npuc.targets.nvdla.loadable.task import TaskDescriptors
 from npuc.targets.nvdla.machine.commands import Command, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import register_map
@@ -61,7 +61,7 @@ class _Engine:
     """The group enabled last; the other one ends first."""
 
 
-class Runner:
+class FirmwareRun:
     """The firmware running a task.
 
     Enabled operations are assumed to have ended when the next events are handled. in_order: except those that take
@@ -69,7 +69,7 @@ class Runner:
     """
 
     def __init__(
-        self, task: Task, machine: Machine, address: Callable[[int], int], *, in_order: bool = False
+        self, task: TaskDescriptors, machine: Machine, address: Callable[[int], int], *, in_order: bool = False
     ) -> None:
         self._task = task
         self._in_order = in_order
@@ -235,5 +235,5 @@ def run_of(
     base: the address of a memory by its id. Raises ArtefactError (E502) for invalid descriptors.
     """
     registers, address = register_map(machine.registers), tasks.addresses(loadable, task, base)
-    steps = Runner(tasks.read(loadable, task), machine, address, in_order=True).steps()
+    steps = FirmwareRun(tasks.read(loadable, task), machine, address, in_order=True).steps()
     return [step if isinstance(step, Wait) else Write(registers[step[0]].address, step[1]) for step in steps]

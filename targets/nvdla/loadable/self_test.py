@@ -16,7 +16,7 @@ from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.loadable.composing import composed
 from npuc.targets.nvdla.loadable.export import REMEDY, executed, given_of
-from npuc.targets.nvdla.loadable.ports import Port, Ports, ports_of
+from npuc.targets.nvdla.loadable.ports import BoundPort, Ports, ports_of
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.program.running import Runner
@@ -75,7 +75,7 @@ def _commands(ports: Ports) -> Iterator[str]:
         yield f"./npuc_compare found_{number}.bin {expected} {kind} {room} {mask}"
 
 
-def _mask(port: Port, machine: Machine) -> bytes:
+def _mask(port: BoundPort, machine: Machine) -> bytes:
     """A byte for each element of an output's buffer: 1 if it belongs to the tensor."""
     cube = port.move.cube(machine)
     filled = np.zeros((cube.channels, cube.height, cube.width), DTYPES[cube.precision])
@@ -85,7 +85,7 @@ def _mask(port: Port, machine: Machine) -> bytes:
     return (buffer.view(filled.dtype) != 0).astype(np.uint8).tobytes()
 
 
-def _rows(ports: Sequence[Port]) -> list[dict[str, Any]]:
+def _rows(ports: Sequence[BoundPort]) -> list[dict[str, Any]]:
     return [
         {
             "name": port.name,

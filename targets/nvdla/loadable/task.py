@@ -13,10 +13,10 @@ from npuc.targets.nvdla.loadable import schema
 
 
 @frozen
-class Task:
+class TaskDescriptors:
     """The descriptors of a task."""
 
-    network: of.Network
+    network: of.NetworkDescriptor
     common: tuple[of.Common, ...]
     operations: tuple[of.Operation, ...]
     surfaces: tuple[Any, ...]
@@ -28,9 +28,9 @@ def engine_tasks(loadable: schema.Loadable) -> list[schema.Task]:
     return [each for each in loadable.task_list if each.interface == schema.DLA]
 
 
-def read(loadable: schema.Loadable, task: schema.Task) -> Task:
+def read(loadable: schema.Loadable, task: schema.Task) -> TaskDescriptors:
     """The descriptors of a DLA task. Raises ArtefactError (E502) for a missing or invalid one."""
-    network = unpack(of.Network, content(loadable, task, 0))
+    network = unpack(of.NetworkDescriptor, content(loadable, task, 0))
     count = network.operation_count
     graph = content(loadable, task, network.dependencies)
     common = tuple(unpack(of.Common, graph, each * size(of.Common)) for each in range(count))
@@ -40,7 +40,7 @@ def read(loadable: schema.Loadable, task: schema.Task) -> Task:
     surfaces = tuple(unpack(kind, lists[1], of.SURFACE_BYTES * at) for at, (_, kind) in enumerate(kinds))
     tables = content(loadable, task, network.luts) if network.lut_count else b""
     luts = tuple(unpack(of.Lut, tables, each * size(of.Lut)) for each in range(network.lut_count))
-    return Task(network, common, operations, surfaces, luts)
+    return TaskDescriptors(network, common, operations, surfaces, luts)
 
 
 def _kinds(common: of.Common) -> tuple[type[of.Operation], type]:

@@ -1,6 +1,6 @@
 """A functional model of NVDLA: runs a register program on a memory image, block by block as in the hardware."""
 
-from npuc.targets.nvdla.model.memory import Memory
-from npuc.targets.nvdla.model.nvdla import Nvdla, run
+from npuc.targets.nvdla.model.memory import DeviceMemory
+from npuc.targets.nvdla.model.nvdla import ChipModel, run
 
-__all__ = ["Memory", "Nvdla", "run"]
+__all__ = ["ChipModel", "DeviceMemory", "run"]

@@ -18,7 +18,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.model import fp16, half_products
 from npuc.targets.nvdla.model.arithmetic import limits, saturate, shift_right
 from npuc.targets.nvdla.model.csc import TILE, TILE_STEP, LaidOutConvolution, Step, steps
-from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.register_file import RegisterGroup
 from npuc.targets.nvdla.model.traps import trap
 
 
@@ -41,7 +41,7 @@ OUTPUT_TRANSFORM = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
 """A^T of F(2x2, 3x3)."""
 
 
-def accumulate(group: Group, layer: LaidOutConvolution, *, exact: bool) -> tuple[Array, int]:
+def accumulate(group: RegisterGroup, layer: LaidOutConvolution, *, exact: bool) -> tuple[Array, int]:
     """Sums (batch, Ho, Wo, K), int64 of 32 bits or float32, and the number that saturated.
 
     exact: fp16 bit-exactly; otherwise in double precision, which is fast and as accurate as fp16 can be.
@@ -92,11 +92,11 @@ def _half_sums(layer: LaidOutConvolution, image: Array) -> Array:
     return _tiled(layer, sums) if layer.winograd else sums.reshape(*layer.out, -1)
 
 
-def _of_outputs(group: half_products.Group) -> half_products.Group:
+def _of_outputs(group: half_products.GroupSum) -> half_products.GroupSum:
     """A^T r A of sums (16, tiles, K): the four outputs of each tile, (4, tiles, K)."""
     r = group.total.reshape(TILE, TILE, *group.total.shape[1:])
     out = np.einsum("ip,pqtk,jq->ijtk", OUTPUT_TRANSFORM, r, OUTPUT_TRANSFORM)
-    return half_products.Group(out.reshape(-1, *group.total.shape[1:]), group.top)
+    return half_products.GroupSum(out.reshape(-1, *group.total.shape[1:]), group.top)
 
 
 def _nans(data: Array, weights: Array, known: Array | None) -> Array | None:

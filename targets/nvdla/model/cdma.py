@@ -15,8 +15,8 @@ from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import fp16, pixels
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
-from npuc.targets.nvdla.model.memory import Pattern, Port
-from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
+from npuc.targets.nvdla.model.register_file import RegisterGroup
 from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "CDMA"
@@ -25,7 +25,7 @@ PIXEL_CHANNELS = 4
 
 
 @frozen
-class Weights:
+class FetchedWeights:
     """Contents of the weight banks: bytes as in memory; with mask and group sizes if compressed."""
 
     data: bytes
@@ -39,7 +39,7 @@ class Buffered:
 
     features: Array
     """(batch, H, W, C) integers in int8 or int16, or float32 of fp16 values."""
-    weights: Weights
+    weights: FetchedWeights
     reports: dict[str, int]
     """Counting registers."""
     banks: tuple[int, int]
@@ -48,7 +48,7 @@ class Buffered:
     keeps_weights: bool = False
 
 
-def precision(group: Group, field: str) -> str:
+def precision(group: RegisterGroup, field: str) -> str:
     """int8, int16 or fp16, as a field names it."""
     return group.named(field).lower()
 
@@ -59,7 +59,7 @@ def expect_precision(block: str, machine: Machine, found: str) -> None:
         raise trap(block, f"{machine.name} has no {found}", limit=", ".join(machine.precisions))
 
 
-def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> Buffered:
+def fetch(group: RegisterGroup, machine: Machine, port: MemoryPort, kept: Buffered | None) -> Buffered:
     """The buffer contents of an operation; kept: what the previous one left in the buffer.
 
     Raises ArtefactError (E503) for data that is outside memory, not aligned or too large for the buffer, and for
@@ -83,7 +83,7 @@ def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> 
     )
 
 
-def _expect_banks(group: Group, machine: Machine) -> None:
+def _expect_banks(group: RegisterGroup, machine: Machine) -> None:
     """Raises ArtefactError (E503) if there are fewer banks than asked for, or they cannot contain the data."""
     data, weight = group["DATA_BANK"] + 1, group["WEIGHT_BANK"] + 1
     mask = int(group.named("WEIGHT_FORMAT") == "COMPRESSED")
@@ -103,7 +103,7 @@ def _expect_banks(group: Group, machine: Machine) -> None:
         )
 
 
-def _features(group: Group, machine: Machine, port: Port) -> tuple[Array, dict[str, int]]:
+def _features(group: RegisterGroup, machine: Machine, port: MemoryPort) -> tuple[Array, dict[str, int]]:
     """The input (batch, H, W, C), converted; an image padded left and right, for Winograd padded and extended."""
     image = group.named("DATAIN_FORMAT") == "PIXEL"
     raw = pixels.fetch(group, machine, port) if image else _cube(group, machine, port)
@@ -120,12 +120,12 @@ def _features(group: Group, machine: Machine, port: Port) -> tuple[Array, dict[s
     return _winograd_extended(group, converted) if group["CONV_MODE"] else converted, counted
 
 
-def _infinity(group: Group) -> float:
+def _infinity(group: RegisterGroup) -> float:
     """The value of an infinity: Winograd adds in fp17 before it multiplies."""
     return fp16.FP17_MOST if group["CONV_MODE"] else fp16.INFINITY
 
 
-def _cube(group: Group, machine: Machine, port: Port) -> Array:
+def _cube(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
     """The feature cube in memory (batch, H, W, C)."""
     kind = precision(group, "IN_PRECISION")
     if kind != precision(group, "PROC_PRECISION"):
@@ -154,7 +154,7 @@ def entries_per_slice(machine: Machine, width: int, channels: int, kind: str) ->
     return whole * width + (width if part == 3 else -(-part * width // per_entry))
 
 
-def _expect_entries(group: Group, machine: Machine, channels: int) -> None:
+def _expect_entries(group: RegisterGroup, machine: Machine, channels: int) -> None:
     """Raises ArtefactError (E503) if a line takes more than ENTRIES, so that lines would overlap."""
     kind = precision(group, "PROC_PRECISION")
     if group["CONV_MODE"]:
@@ -169,11 +169,11 @@ def _expect_entries(group: Group, machine: Machine, channels: int) -> None:
         raise trap(BLOCK, f"{group['ENTRIES'] + 1} entries per slice", limit=f"{wanted} for this line")
 
 
-def _extended(group: Group, channels: int) -> int:
+def _extended(group: RegisterGroup, channels: int) -> int:
     return channels * (group["CONV_X_STRIDE"] + 1) * (group["CONV_Y_STRIDE"] + 1)
 
 
-def _converted(group: Group, raw: Array, result: str) -> Array:
+def _converted(group: RegisterGroup, raw: Array, result: str) -> Array:
     """Equation 1: (d - offset) * SF, with an offset per channel if means are enabled."""
     if group["MEAN_FORMAT"]:
         if raw.shape[-1] > PIXEL_CHANNELS:
@@ -195,13 +195,13 @@ def _as_it_is(raw: Array, result: str) -> Array:
     return raw.astype(DTYPES[result])
 
 
-def _beside(group: Group, data: Array) -> Array:
+def _beside(group: RegisterGroup, data: Array) -> Array:
     """An image with its padding left and right, which CDMA stores in the buffer; CSC adds that above and below."""
     columns = ((0, 0), (0, 0), (group["PAD_LEFT"], group["PAD_RIGHT"]), (0, 0))
     return np.pad(data, columns, constant_values=pad_value(group, data))
 
 
-def _winograd_extended(group: Group, data: Array) -> Array:
+def _winograd_extended(group: RegisterGroup, data: Array) -> Array:
     """The data padded on all sides; with a stride, the phases of rows and columns become channels.
 
     Channel (row phase * stride_x + column phase) * C + c, as in the weights (channel extension for Winograd).
@@ -219,19 +219,19 @@ def _winograd_extended(group: Group, data: Array) -> Array:
     return split.reshape(len(cut), height, width, -1)
 
 
-def pad_value(group: Group, data: Array) -> int | float:
+def pad_value(group: RegisterGroup, data: Array) -> int | float:
     """The value outside the map, in the type of the data."""
     if np.issubdtype(data.dtype, np.floating):
         return float(np.uint16(group["PAD_VALUE"]).view(np.float16))
     return group.signed("PAD_VALUE", 8 * data.dtype.itemsize)
 
 
-def _weights_at(group: Group, surface: str) -> int:
+def _weights_at(group: RegisterGroup, surface: str) -> int:
     """The address of weights, their mask (WMB) or their group sizes (WGS), all in one memory."""
     return group.address(f"{surface}_ADDR_LOW", f"{surface}_ADDR_HIGH", "WEIGHT_RAM_TYPE")
 
 
-def _weights(group: Group, machine: Machine, port: Port) -> Weights:
+def _weights(group: RegisterGroup, machine: Machine, port: MemoryPort) -> FetchedWeights:
     """The weights; if compressed with their mask (WMB) and group sizes (WGS)."""
     start = _weights_at(group, "WEIGHT")
     size = group.bytes("WEIGHT_BYTES")
@@ -248,10 +248,10 @@ def _weights(group: Group, machine: Machine, port: Port) -> Weights:
         )
     if size < aligned(kernels * kernel_bytes, machine.cbuf_entry_bytes):
         raise trap(BLOCK, f"{size} weight bytes", limit=f"{kernels} kernels of {kernel_bytes} bytes")
-    return Weights(port.fetch(start, size).tobytes())
+    return FetchedWeights(port.fetch(start, size).tobytes())
 
 
-def _compressed(group: Group, machine: Machine, port: Port, data: tuple[int, int]) -> Weights:
+def _compressed(group: RegisterGroup, machine: Machine, port: MemoryPort, data: tuple[int, int]) -> FetchedWeights:
     if not machine.compression:
         raise trap(BLOCK, f"{machine.name} has no compressed weights", limit="UNCOMPRESSED")
     groups = -(-(group["WEIGHT_KERNEL"] + 1) // machine.kernel_group(precision(group, "PROC_PRECISION")))
@@ -264,4 +264,4 @@ def _compressed(group: Group, machine: Machine, port: Port, data: tuple[int, int
     if sizes.max() + machine.cbuf_entry_bytes > room:
         limit = f"{room} in the weight banks, with an entry of {machine.cbuf_entry_bytes} more"
         raise trap(BLOCK, f"CBUF overflow: a compressed group of {sizes.max()} bytes", limit=limit)
-    return Weights(port.fetch(*data).tobytes(), mask.tobytes(), sizes)
+    return FetchedWeights(port.fetch(*data).tobytes(), mask.tobytes(), sizes)

@@ -15,15 +15,15 @@ from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16, lut
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
-from npuc.targets.nvdla.model.memory import Port
-from npuc.targets.nvdla.model.register_file import Group, LookUpTables
+from npuc.targets.nvdla.model.memory import MemoryPort
+from npuc.targets.nvdla.model.register_file import LookUpTables, RegisterGroup
 from npuc.targets.nvdla.model.traps import trap
 
 BLOCK, RDMA = "CDP", "CDP_RDMA"
 INFINITY = fp16.FP17_MOST
 
 
-def fetch(group: Group, machine: Machine, port: Port) -> Array:
+def fetch(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
     """The input cube as channels (H, W, C), without the lanes beyond the last channel."""
     kind = group.named("INPUT_DATA").lower()
     height, width, channels = (group[each] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
@@ -32,7 +32,9 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
     return cubes.as_channels(cubes.read(port, place, machine, kind))[..., :channels]
 
 
-def run(group: Group, machine: Machine, source: Array, tables: LookUpTables, reports: dict[str, int]) -> Array:
+def run(
+    group: RegisterGroup, machine: Machine, source: Array, tables: LookUpTables, reports: dict[str, int]
+) -> Array:
     """The output cube (surface, H, W, lane)."""
     kind = group.named("INPUT_DATA_TYPE").lower()
     if source.dtype != np.dtype(DTYPES[kind]):
@@ -56,7 +58,7 @@ def run(group: Group, machine: Machine, source: Array, tables: LookUpTables, rep
     return cubes.as_lanes(result, lanes)
 
 
-def _converted_in(group: Group, source: Array) -> Array:
+def _converted_in(group: RegisterGroup, source: Array) -> Array:
     """(x - offset) * scale >> shift, with one bit more than the input."""
     bits = 8 * source.dtype.itemsize
     offset = group.signed("DATIN_OFFSET", bits)
@@ -64,7 +66,7 @@ def _converted_in(group: Group, source: Array) -> Array:
     return saturate(shift_right(scaled, group["DATIN_SHIFTER"]), bits + 1)
 
 
-def _square_sums(group: Group, data: Array) -> Array:
+def _square_sums(group: RegisterGroup, data: Array) -> Array:
     """Sums of squares over the channels around each (H, W, C)."""
     reach, channels = group["NORMALZ_LEN"] + 1, data.shape[-1]
     floating = np.issubdtype(data.dtype, np.floating)
@@ -79,7 +81,7 @@ def _square_sums(group: Group, data: Array) -> Array:
     return total
 
 
-def _converted_out(group: Group, values: Array, kind: str, reports: dict[str, int]) -> Array:
+def _converted_out(group: RegisterGroup, values: Array, kind: str, reports: dict[str, int]) -> Array:
     """(x - offset) * scale >> shift, saturated to the output type."""
     narrow = BYTES[kind] == 1
     offset = group.signed("DATOUT_OFFSET", 25 if narrow else 32)
@@ -90,7 +92,7 @@ def _converted_out(group: Group, values: Array, kind: str, reports: dict[str, in
     return result.astype(DTYPES[kind])
 
 
-def write(group: Group, machine: Machine, port: Port, values: Array) -> None:
+def write(group: RegisterGroup, machine: Machine, port: MemoryPort, values: Array) -> None:
     """Stores the output cube."""
     surfaces, height, width, _ = values.shape
     cubes.write(port, cubes.place(group, "DST", (height, width, surfaces), machine), machine, values)

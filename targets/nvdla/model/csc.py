@@ -20,8 +20,8 @@ from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import fp16
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
-from npuc.targets.nvdla.model.cdma import Buffered, Weights, pad_value, precision
-from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.cdma import Buffered, FetchedWeights, pad_value, precision
+from npuc.targets.nvdla.model.register_file import RegisterGroup
 from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "CSC"
@@ -37,7 +37,7 @@ Step = tuple[Array, Array]
 class LaidOutConvolution:
     """A convolution ready to run: its registers, data and weights, as numbers."""
 
-    group: Group
+    group: RegisterGroup
     images: Array
     """(batch, H, W, C)."""
     kernels: Array
@@ -61,7 +61,7 @@ class LaidOutConvolution:
         return bool(np.issubdtype(self.images.dtype, np.floating))
 
 
-def lay_out(group: Group, machine: Machine, buffered: Buffered) -> LaidOutConvolution:
+def lay_out(group: RegisterGroup, machine: Machine, buffered: Buffered) -> LaidOutConvolution:
     """The convolution that buffer and registers describe. Raises ArtefactError (E503) if they disagree."""
     channels = group["DATAIN_CHANNEL_EXT"] + 1
     found = buffered.features.shape[-1]
@@ -72,7 +72,7 @@ def lay_out(group: Group, machine: Machine, buffered: Buffered) -> LaidOutConvol
     return LaidOutConvolution(group, buffered.features, kernels, machine.atomic_c)
 
 
-def _expect_kernels(group: Group, machine: Machine, buffered: Array) -> None:
+def _expect_kernels(group: RegisterGroup, machine: Machine, buffered: Array) -> None:
     """Raises ArtefactError (E503) if the kernels do not match the data in the buffer or their form's size."""
     channels = buffered.shape[-1]
     kernel_channels = group["WEIGHT_CHANNEL_EXT"] + 1
@@ -87,7 +87,7 @@ def _expect_kernels(group: Group, machine: Machine, buffered: Array) -> None:
         _expect_image(group, machine, (buffered.shape[2], channels), size[1])
 
 
-def _expect_image(group: Group, machine: Machine, line: tuple[int, int], kernel_width: int) -> None:
+def _expect_image(group: RegisterGroup, machine: Machine, line: tuple[int, int], kernel_width: int) -> None:
     """Raises ArtefactError (E503) for kernels that do not match an image; line: its padded columns, channels."""
     columns, channels = line
     extended, width = group["WEIGHT_CHANNEL_EXT"] + 1, group["DATAOUT_WIDTH"] + 1
@@ -103,7 +103,7 @@ def _expect_image(group: Group, machine: Machine, line: tuple[int, int], kernel_
         raise trap(BLOCK, reason, limit=f"what {machine.name} reads right", remedy=remedy)
 
 
-def kernel_weights(group: Group, machine: Machine, weights: Weights) -> Array:
+def kernel_weights(group: RegisterGroup, machine: Machine, weights: FetchedWeights) -> Array:
     """The weights (R, S, C, K) of the layer, int8, int16 or float32; of an image (R, 1, S * C, K)."""
     kind = precision(group, "PROC_PRECISION")
     kernels, channels = group["WEIGHT_KERNEL"] + 1, group["WEIGHT_CHANNEL_EXT"] + 1
@@ -119,7 +119,7 @@ def kernel_weights(group: Group, machine: Machine, weights: Weights) -> Array:
     return fp16.received(values, fp16.INFINITY, flush=False)
 
 
-def _order(group: Group, machine: Machine, shape: tuple[int, int, int, int], kind: str) -> formats.Order:
+def _order(group: RegisterGroup, machine: Machine, shape: tuple[int, int, int, int], kind: str) -> formats.Order:
     """The order in which the weights of the convolution's mode are stored."""
     if group["CONV_MODE"]:
         return formats.winograd(machine, shape, kind)
@@ -128,7 +128,7 @@ def _order(group: Group, machine: Machine, shape: tuple[int, int, int, int], kin
     return formats.direct(machine, shape, kind)
 
 
-def _decompressed(order: formats.Order, weights: Weights, kind: str) -> bytes:
+def _decompressed(order: formats.Order, weights: FetchedWeights, kind: str) -> bytes:
     """The weights with the zeros restored that the mask marks, group by group."""
     assert weights.mask is not None and weights.group_sizes is not None
     count = sum(order.group_elements)
@@ -165,7 +165,7 @@ def _blocks(channels: int, size: int, *, by_block: bool) -> list[slice]:
     return [slice(first, min(first + step, channels)) for first in range(0, channels, step)]
 
 
-def _strides(group: Group) -> tuple[int, int]:
+def _strides(group: RegisterGroup) -> tuple[int, int]:
     return group["CONV_Y_STRIDE_EXT"] + 1, group["CONV_X_STRIDE_EXT"] + 1
 
 

@@ -11,11 +11,11 @@ from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import fp16
-from npuc.targets.nvdla.model.memory import Pattern, Port
-from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
+from npuc.targets.nvdla.model.register_file import RegisterGroup
 
 
-def place(group: Group, side: str, extents: tuple[int, int, int], machine: Machine) -> Pattern:
+def place(group: RegisterGroup, side: str, extents: tuple[int, int, int], machine: Machine) -> Pattern:
     """The place of a block's input (side SRC) or output (DST), of (rows, columns, surfaces), by its registers."""
     height, width, surfaces = extents
     start = group.address(f"{side}_BASE_ADDR_LOW", f"{side}_BASE_ADDR_HIGH", f"{side}_RAM_TYPE")
@@ -23,12 +23,12 @@ def place(group: Group, side: str, extents: tuple[int, int, int], machine: Machi
     return Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
 
 
-def read(port: Port, place: Pattern, machine: Machine, precision: str) -> Array:
+def read(port: MemoryPort, place: Pattern, machine: Machine, precision: str) -> Array:
     """A cube (surface, H, W, lane) in its own type."""
     return np.ascontiguousarray(port.cube(place, machine.atom_bytes)).view(DTYPES[precision])
 
 
-def write(port: Port, place: Pattern, machine: Machine, values: Array) -> None:
+def write(port: MemoryPort, place: Pattern, machine: Machine, values: Array) -> None:
     """Stores a cube (surface, H, W, lane), int8, int16 or float16."""
     memory = port.cube(place, machine.atom_bytes, write=True)
     memory[...] = np.ascontiguousarray(values).view(np.uint8)

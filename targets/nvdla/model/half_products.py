@@ -34,7 +34,7 @@ CHUNK = 1 << 17
 
 
 @frozen
-class Operands:
+class HalfOperands:
     """fp16 numbers as the multipliers take them: sign and magnitude, and the block exponent (0..7)."""
 
     signed: Array
@@ -42,22 +42,22 @@ class Operands:
     block: Array
     """int8; ABSENT for zeros."""
 
-    def __getitem__(self, part: Any) -> Operands:
+    def __getitem__(self, part: Any) -> HalfOperands:
         """A part of the numbers, or all of them with further axes."""
-        return Operands(self.signed[part], self.block[part])
+        return HalfOperands(self.signed[part], self.block[part])
 
 
-def operands(values: Array) -> Operands:
+def operands(values: Array) -> HalfOperands:
     """float32 values of fp16 (an infinity is 65536); NaN as zero."""
     finite = np.where(np.isnan(values), np.float32(0), values)
     exponent = np.frexp(finite)[1] + 14
     block = np.clip(exponent >> 2, 0, 7)
     signed = np.ldexp(finite.astype(np.float64), POINT - STEP * block).astype(np.int32)
-    return Operands(signed, np.where(signed == 0, ABSENT, block).astype(np.int8))
+    return HalfOperands(signed, np.where(signed == 0, ABSENT, block).astype(np.int8))
 
 
 @frozen
-class Group:
+class GroupSum:
     """Sums of products for every position and kernel (..., positions, kernels)."""
 
     total: Array
@@ -70,13 +70,13 @@ class Group:
         return np.ldexp(self.total.astype(np.float64), STEP * self.top.astype(np.int32) - 2 * POINT)
 
 
-def multiply(data: Operands, weights: Operands, positions: int = 1) -> Group:
+def multiply(data: HalfOperands, weights: HalfOperands, positions: int = 1) -> GroupSum:
     """The group of data (places, group) and weights (group, kernels); the group has `positions` equal parts.
 
     Returns a total (places, kernels), or (positions, places, kernels) for several positions.
     """
     places, kernels = data.signed.shape[0], weights.signed.shape[1]
-    turned = Operands(data.signed.T, data.block.T)
+    turned = HalfOperands(data.signed.T, data.block.T)
     used = weights.signed != 0
     most = max(int(used.sum(axis=0).max(initial=0)), 1)
     if positions == 1 and 2 * most <= len(used):  # as in depthwise layers: zeros change neither sums nor tops
@@ -86,22 +86,22 @@ def multiply(data: Operands, weights: Operands, positions: int = 1) -> Group:
         one, other = weights[:, :, None], turned[:, None, :]
     wide = places >= kernels  # the longer axis comes last
     if not wide:
-        one, other = (Operands(each.signed.swapaxes(1, 2), each.block.swapaxes(1, 2)) for each in (one, other))
+        one, other = (HalfOperands(each.signed.swapaxes(1, 2), each.block.swapaxes(1, 2)) for each in (one, other))
     first, second = max(len(one.signed), 1) * min(places, kernels), max(places, kernels)
     size = max(CHUNK // max(first, 1), 1)
     found = [_chunk(_piece(one, at, size), _piece(other, at, size), positions) for at in range(0, second, size)]
     total, top = (np.concatenate(each, axis=-1) for each in zip(*found, strict=True))
     if wide:
         total, top = np.swapaxes(total, -1, -2), top.T
-    return Group(total[0] if positions == 1 else total, top)
+    return GroupSum(total[0] if positions == 1 else total, top)
 
 
-def _piece(whole: Operands, first: int, size: int) -> Operands:
+def _piece(whole: HalfOperands, first: int, size: int) -> HalfOperands:
     """A part of the last axis, or all of it where it is broadcast."""
     return whole if whole.signed.shape[-1] == 1 else whole[..., first : first + size]
 
 
-def _chunk(weights: Operands, data: Operands, positions: int) -> tuple[Array, Array]:
+def _chunk(weights: HalfOperands, data: HalfOperands, positions: int) -> tuple[Array, Array]:
     """Totals (positions, first, second) and tops (first, second) of operands that broadcast to (group, ..)."""
     blocks = weights.block + data.block
     top = np.maximum(blocks.max(axis=0), 0)
@@ -111,7 +111,7 @@ def _chunk(weights: Operands, data: Operands, positions: int) -> tuple[Array, Ar
     return parts.sum(axis=1, dtype=np.int64), top
 
 
-def _shifted(weights: Operands, data: Operands, steps: Array) -> Array:
+def _shifted(weights: HalfOperands, data: HalfOperands, steps: Array) -> Array:
     """The products, each shifted right by its steps, with the halves truncated separately."""
     products = weights.signed * data.signed
     reached = steps < OUT_OF_REACH
@@ -127,7 +127,7 @@ def _shifted(weights: Operands, data: Operands, steps: Array) -> Array:
     return found
 
 
-def _lost(weights: Operands, data: Operands, products: Array, cut: Array) -> Array:
+def _lost(weights: HalfOperands, data: HalfOperands, products: Array, cut: Array) -> Array:
     """1 where the halves of products shifted by 4 or 8 bits lose a carry; this depends on low bytes only."""
     total, carries = _low_half(_rows(weights.signed, data.signed, 4, np.uint8))
     half = total ^ carries ^ (total & carries) << np.uint8(1)  # the upper rows add nothing here
@@ -135,7 +135,9 @@ def _lost(weights: Operands, data: Operands, products: Array, cut: Array) -> Arr
     return (products.astype(np.uint8) & mask) < (half & mask)
 
 
-def _far(weights: Operands, data: Operands, shape: tuple[int, ...], where: tuple[Array, ...], cut: Array) -> Array:
+def _far(
+    weights: HalfOperands, data: HalfOperands, shape: tuple[int, ...], where: tuple[Array, ...], cut: Array
+) -> Array:
     """Products at some places, shifted by 12 bits or more."""
     w, d = (np.broadcast_to(each.signed, shape)[where] for each in (weights, data))
     rows = _rows(w, d, BOOTH_DIGITS, np.uint32)

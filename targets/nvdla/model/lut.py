@@ -16,7 +16,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.model import fp16
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_either, shift_right
-from npuc.targets.nvdla.model.register_file import Group, LookUpTables
+from npuc.targets.nvdla.model.register_file import LookUpTables, RegisterGroup
 
 LE, LO = "LE", "LO"
 FARTHEST = 46
@@ -40,7 +40,7 @@ CDP = Arithmetic(16, 56, 16, rounds_sum=False)
 
 
 @frozen
-class Table:
+class RegisterTable:
     """One table as set up by registers."""
 
     entries: Array
@@ -74,18 +74,18 @@ class Found:
         return ~(self.below | self.beyond)
 
 
-def tables(group: Group, stored: LookUpTables) -> tuple[Table, Table]:
+def tables(group: RegisterGroup, stored: LookUpTables) -> tuple[RegisterTable, RegisterTable]:
     """LE and LO of an operation."""
     exponential = group.named("LUT_LE_FUNCTION") == "EXPONENT"
     return _table(group, LE, stored.le, exponential=exponential), _table(group, LO, stored.lo, exponential=False)
 
 
-def _table(group: Group, name: str, entries: Array, *, exponential: bool) -> Table:
+def _table(group: RegisterGroup, name: str, entries: Array, *, exponential: bool) -> RegisterTable:
     slopes = tuple(
         (group.signed(f"LUT_{name}_SLOPE_{side}_SCALE"), group.signed(f"LUT_{name}_SLOPE_{side}_SHIFT"))
         for side in ("UFLOW", "OFLOW")
     )
-    return Table(
+    return RegisterTable(
         entries.copy(),
         _limit(group, name, "START"),
         _limit(group, name, "END"),
@@ -96,14 +96,16 @@ def _table(group: Group, name: str, entries: Array, *, exponential: bool) -> Tab
     )
 
 
-def _limit(group: Group, name: str, side: str) -> int:
+def _limit(group: RegisterGroup, name: str, side: str) -> int:
     """Start or end of a table: 32 bits in SDP, 38 in CDP."""
     if group.block == "SDP":
         return group.signed(f"LUT_{name}_{side}")
     return group.signed(f"LUT_{name}_{side}_HIGH") << 32 | group[f"LUT_{name}_{side}_LOW"]
 
 
-def look_up(group: Group, stored: LookUpTables, values: Array, unit: Arithmetic) -> tuple[Array, dict[str, int]]:
+def look_up(
+    group: RegisterGroup, stored: LookUpTables, values: Array, unit: Arithmetic
+) -> tuple[Array, dict[str, int]]:
     """The function of the tables for integers (int64) or float32, and the counts of hits and misses."""
     floating = np.issubdtype(values.dtype, np.floating)
     le, lo = (
@@ -125,7 +127,7 @@ def look_up(group: Group, stored: LookUpTables, values: Array, unit: Arithmetic)
     return result, {name: int(np.count_nonzero(each)) for name, each in counts.items()}
 
 
-def _found(table: Table, x: Array, unit: Arithmetic) -> Found:
+def _found(table: RegisterTable, x: Array, unit: Arithmetic) -> Found:
     """Looks up integers in one table."""
     distance = x - table.start
     inside = np.maximum(distance, 1)
@@ -168,7 +170,7 @@ def _sloped(entry: Array, distance: Array, slope: tuple[int, int], unit: Arithme
     return saturate(entry + shift_either(distance * scale, shift, unit.slope_bits), unit.out_bits)
 
 
-def _found_floating(table: Table, x: Array, unit: Arithmetic) -> Found:
+def _found_floating(table: RegisterTable, x: Array, unit: Arithmetic) -> Found:
     """Looks up fp16 values (as float32) in one table; start, end and entries contain bits of floats."""
     start, end = _float32(table.start), _float32(table.end)
     distance = fp16.subtract(x, np.array(start, np.float32))

@@ -25,7 +25,7 @@ LARGEST_GAP = 1 << 26
 """The most bytes by which an endless memory grows at once."""
 
 
-class Memory:
+class DeviceMemory:
     """Regions by address; adjacent regions are merged."""
 
     def __init__(self, regions: Iterable[tuple[int, Array]] = (), *, endless: bool = False) -> None:
@@ -41,7 +41,7 @@ class Memory:
         self._add(regions)
 
     @classmethod
-    def blank(cls, address: int, size: int, second: tuple[int, int] | None = None) -> Memory:
+    def blank(cls, address: int, size: int, second: tuple[int, int] | None = None) -> DeviceMemory:
         """One region of zeros, and optionally a second memory (address, bytes) at higher addresses."""
         found = cls()
         found._starts, found._regions = [address], [np.zeros(size, np.uint8)]
@@ -52,7 +52,7 @@ class Memory:
         return found
 
     @classmethod
-    def covering(cls, spans: Iterable[tuple[int, int]], *, endless: bool = False) -> Memory:
+    def covering(cls, spans: Iterable[tuple[int, int]], *, endless: bool = False) -> DeviceMemory:
         """Zeros that cover spans (address, bytes), in whole pages."""
         pages = sorted({each for at, size in spans for each in range(at // PAGE, -(-(at + size) // PAGE))})
         return cls(((each * PAGE, np.zeros(PAGE, np.uint8)) for each in pages), endless=endless)
@@ -65,9 +65,9 @@ class Memory:
             self._starts.append(start)
             self._regions.append(np.concatenate(parts))
 
-    def copy(self) -> Memory:
+    def copy(self) -> DeviceMemory:
         """An independent copy."""
-        found = Memory(self.regions, endless=self._endless)
+        found = DeviceMemory(self.regions, endless=self._endless)
         if self._written is not None:
             found._written = self._written[0], self._written[1].copy()
         return found
@@ -106,11 +106,11 @@ class Memory:
 
     def read(self, address: int, size: int) -> bytes:
         """A copy of a range of bytes. Raises ArtefactError (E503) outside memory."""
-        return Port(self, "memory").view(address, size).tobytes()
+        return MemoryPort(self, "memory").view(address, size).tobytes()
 
     def write(self, address: int, data: bytes | Array) -> None:
         """Writes bytes from outside. Raises ArtefactError (E503) outside memory."""
-        Port(self, "memory").view(address, len(data))[:] = np.frombuffer(data, np.uint8)
+        MemoryPort(self, "memory").view(address, len(data))[:] = np.frombuffer(data, np.uint8)
 
 
 def _joined(regions: Iterable[tuple[int, Array]]) -> Iterable[tuple[int, list[Array]]]:
@@ -180,17 +180,17 @@ def overlap(first: Pattern, second: Pattern) -> bool:
 
 
 @dataclass
-class Port:
+class MemoryPort:
     """A block's access to memory, which records reads and writes."""
 
-    memory: Memory
+    memory: DeviceMemory
     block: str
     reads: list[Pattern] = field(default_factory=list[Pattern])
     writes: list[Pattern] = field(default_factory=list[Pattern])
 
-    def named(self, block: str) -> Port:
+    def named(self, block: str) -> MemoryPort:
         """The same port under the name of another block of the operation."""
-        return Port(self.memory, block, self.reads, self.writes)
+        return MemoryPort(self.memory, block, self.reads, self.writes)
 
     def view(self, address: int, size: int) -> Array:
         """A range of bytes (uint8, shared). Raises ArtefactError (E503) outside memory."""

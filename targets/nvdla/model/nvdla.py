@@ -17,9 +17,9 @@ from dataclasses import replace
 from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import Register, register_map
-from npuc.targets.nvdla.model.memory import Memory, Pattern, Port, overlap
+from npuc.targets.nvdla.model.memory import DeviceMemory, MemoryPort, Pattern, overlap
 from npuc.targets.nvdla.model.operations import ExecutedOperation, Operations
-from npuc.targets.nvdla.model.register_file import Group, RegisterFile
+from npuc.targets.nvdla.model.register_file import RegisterFile, RegisterGroup
 from npuc.targets.nvdla.model.traps import expect_within_limits, trap
 
 BLOCK = "BDMA"
@@ -32,15 +32,15 @@ class Queue:
     """Copies waiting for a launch."""
 
     def __init__(self) -> None:
-        self._waiting: list[Group] = []
+        self._waiting: list[RegisterGroup] = []
 
-    def add(self, group: Group) -> None:
+    def add(self, group: RegisterGroup) -> None:
         """Queues a copy described by its registers. Raises ArtefactError (E503) if all slots are taken."""
         if len(self._waiting) == SLOTS:
             raise trap(BLOCK, f"more than {SLOTS} copies wait", limit=f"{SLOTS}", remedy="launch them first")
         self._waiting.append(group)
 
-    def launch(self, machine: Machine, port: Port) -> None:
+    def launch(self, machine: Machine, port: MemoryPort) -> None:
         """Runs the queued copies in order."""
         if not machine.bdma:
             raise trap(BLOCK, f"{machine.name} has no BDMA")
@@ -49,13 +49,13 @@ class Queue:
         self._waiting = []
 
 
-def copy(group: Group, port: Port) -> None:
+def copy(group: RegisterGroup, port: MemoryPort) -> None:
     """Runs one copy."""
     source, target = (_place(group, side) for side in ("SRC", "DST"))
     port.cube(target, UNIT, write=True)[...] = port.cube(source, UNIT).copy()
 
 
-def _place(group: Group, side: str) -> Pattern:
+def _place(group: RegisterGroup, side: str) -> Pattern:
     low, high = f"CFG_{side}_ADDR_LOW.V32", f"CFG_{side}_ADDR_HIGH.V8"
     start = group.address(low, high, f"CFG_CMD.{side}_RAM_TYPE")
     line = (group["CFG_LINE.SIZE"] + 1) * UNIT
@@ -74,13 +74,13 @@ STATUS = ("_STATUS", "_PERF_", "_NUM", "OUT_SATURATION")
 Interrupt = tuple[str, int]
 
 
-class Nvdla:
+class ChipModel:
     """One NVDLA with its memory, which it modifies.
 
     exact: whether fp16 convolutions are summed bit-exactly like the hardware, or in double precision.
     """
 
-    def __init__(self, machine: Machine, memory: Memory, *, exact: bool = True) -> None:
+    def __init__(self, machine: Machine, memory: DeviceMemory, *, exact: bool = True) -> None:
         self.machine, self.memory = machine, memory
         self.registers = RegisterFile(register_map(machine.registers), second=machine.sram_bytes > 0)
         self._operations = Operations(machine, memory, self.registers, exact=exact)
@@ -215,7 +215,7 @@ class Nvdla:
             expect_within_limits(self.registers.group("BDMA", 0), self.machine)
             self._copies.add(self.registers.group("BDMA", 0))
         elif register.name.startswith("CFG_LAUNCH"):
-            port = Port(self.memory, "BDMA")
+            port = MemoryPort(self.memory, "BDMA")
             self._copies.launch(self.machine, port)
             self._finish(ExecutedOperation("BDMA", {"BDMA": int(register.name[-1])}, port, ("BDMA",)))
 
@@ -254,11 +254,11 @@ def _expect_no_race(first: ExecutedOperation, second: ExecutedOperation) -> None
             raise trap(second.engine, reason, remedy=REMEDY_OF_RACES)
 
 
-def run(machine: Machine, commands: Iterable[Command], memory: Memory) -> Memory:
+def run(machine: Machine, commands: Iterable[Command], memory: DeviceMemory) -> DeviceMemory:
     """The memory after a register program; the argument is not modified.
 
     Raises ArtefactError (E503) where the hardware would hang, race or access addresses outside memory.
     """
-    nvdla = Nvdla(machine, memory.copy())
+    nvdla = ChipModel(machine, memory.copy())
     nvdla.execute(commands)
     return nvdla.memory

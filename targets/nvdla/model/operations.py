@@ -12,8 +12,8 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import cacc, cdma, cdp, csc, pdp, rubik, sdp
-from npuc.targets.nvdla.model.memory import Memory, Pattern, Port
-from npuc.targets.nvdla.model.register_file import Group, RegisterFile
+from npuc.targets.nvdla.model.memory import DeviceMemory, MemoryPort, Pattern
+from npuc.targets.nvdla.model.register_file import RegisterFile, RegisterGroup
 from npuc.targets.nvdla.model.traps import expect_within_limits, trap
 
 CONVOLUTION = ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC")
@@ -31,7 +31,7 @@ class ExecutedOperation:
     """The last block, whose interrupt ends it."""
     groups: Mapping[str, int]
     """Its register group by block."""
-    port: Port
+    port: MemoryPort
     """Its reads and writes."""
     interrupts: tuple[str, ...]
     fetched: tuple[Pattern, ...] = ()
@@ -41,7 +41,7 @@ class ExecutedOperation:
 class Operations:
     """The blocks of one NVDLA."""
 
-    def __init__(self, machine: Machine, memory: Memory, registers: RegisterFile, *, exact: bool) -> None:
+    def __init__(self, machine: Machine, memory: DeviceMemory, registers: RegisterFile, *, exact: bool) -> None:
         self._exact = exact
         self._machine, self._memory, self._registers = machine, memory, registers
         self._buffered: cdma.Buffered | None = None
@@ -85,12 +85,12 @@ class Operations:
         """Whether a block's next operation is enabled."""
         return self._registers.enabled(block, self._registers.consumer(block))
 
-    def _enabled(self, block: str) -> Group | None:
+    def _enabled(self, block: str) -> RegisterGroup | None:
         """The registers of a block's next operation, if it is enabled."""
         group = self._registers.consumer(block)
         return self._registers.group(block, group) if self._is_enabled(block) else None
 
-    def _blocks_of_sdp(self, group: Group) -> tuple[str, ...]:
+    def _blocks_of_sdp(self, group: RegisterGroup) -> tuple[str, ...]:
         """The blocks that run with an operation of SDP."""
         flying = _flies(group)
         rdma = self._enabled("SDP_RDMA")
@@ -115,10 +115,10 @@ class Operations:
         if not all(map(self._is_enabled, blocks)):
             return None
         self._expect_within_limits("SDP", *blocks)
-        port = Port(self._memory, "SDP")
+        port = MemoryPort(self._memory, "SDP")
         flying, to_pdp = CONVOLUTION[0] in blocks, "PDP" in blocks
         rdma = self._enabled("SDP_RDMA") if "SDP_RDMA" in blocks else None
-        task = sdp.Task(group, rdma, self._machine, port, self._registers.tables["SDP"])
+        task = sdp.SdpRun(group, rdma, self._machine, port, self._registers.tables["SDP"])
         if not to_pdp:
             sdp.destination(task, 0)
         sums = self._convolve(port) if flying else None
@@ -132,7 +132,7 @@ class Operations:
         raised = (*(CONVOLUTION_INTERRUPTS if flying else ()), "SDP", *(("PDP",) if to_pdp else ()))
         return self._done("PDP" if to_pdp else "SDP", ("SDP", *blocks), port, raised, fetched if flying else ())
 
-    def _convolve(self, port: Port) -> Array:
+    def _convolve(self, port: MemoryPort) -> Array:
         """The sums of the convolution pipeline (batch, H, W, K)."""
         groups = {each: self._registers.group(each, self._registers.consumer(each)) for each in CONVOLUTION}
         _expect_agreement(groups)
@@ -146,7 +146,7 @@ class Operations:
         self._buffered = buffered if kept else None
         return sums
 
-    def _pool_flying(self, values: Array, port: Port) -> None:
+    def _pool_flying(self, values: Array, port: MemoryPort) -> None:
         group = self._registers.group("PDP", self._registers.consumer("PDP"))
         if group.named("FLYING_MODE") != "ON_FLYING" or len(values) != 1:
             raise trap("PDP", "FLYING_MODE = OFF_FLYING behind SDP", limit="ON_FLYING, one batch")
@@ -159,7 +159,7 @@ class Operations:
         if group is None or rdma is None or group.named("FLYING_MODE") == "ON_FLYING":
             return None
         self._expect_within_limits("PDP", "PDP_RDMA")
-        port = Port(self._memory, "PDP")
+        port = MemoryPort(self._memory, "PDP")
         reports: dict[str, int] = {}
         source = pdp.fetch(rdma, self._machine, port.named("PDP_RDMA"))
         pdp.write(group, self._machine, port, pdp.run(group, source, reports))
@@ -171,7 +171,7 @@ class Operations:
         if group is None or rdma is None:
             return None
         self._expect_within_limits("CDP", "CDP_RDMA")
-        port = Port(self._memory, "CDP")
+        port = MemoryPort(self._memory, "CDP")
         reports: dict[str, int] = {}
         source = cdp.fetch(rdma, self._machine, port.named("CDP_RDMA"))
         result = cdp.run(group, self._machine, source, self._registers.tables["CDP"], reports)
@@ -183,7 +183,7 @@ class Operations:
         group = self._enabled("RBK")
         if group is None:
             return None
-        port = Port(self._memory, "RBK")
+        port = MemoryPort(self._memory, "RBK")
         rubik.run(group, self._machine, port)
         return self._done("RBK", ("RBK",), port, ("RUBIK",))
 
@@ -197,7 +197,7 @@ class Operations:
         self,
         engine: str,
         blocks: Iterable[str],
-        port: Port,
+        port: MemoryPort,
         interrupts: tuple[str, ...],
         fetched: tuple[Pattern, ...] = (),
     ) -> ExecutedOperation:
@@ -208,17 +208,17 @@ class Operations:
         return ExecutedOperation(engine, groups, port, interrupts, fetched)
 
 
-def _flies(sdp: Group) -> bool:
+def _flies(sdp: RegisterGroup) -> bool:
     """Whether an operation of SDP takes its input from the convolution."""
     return sdp.named("FLYING_MODE") == "ON"
 
 
-def _fetches_nothing(rdma: Group) -> bool:
+def _fetches_nothing(rdma: RegisterGroup) -> bool:
     """Whether SDP_RDMA is enabled for an operation but fetches nothing."""
     return all(rdma[f"{each}RDMA_DISABLE"] for each in "BNE") and rdma.named("FLYING_MODE") == "ON"
 
 
-def _expect_agreement(groups: Mapping[str, Group]) -> None:
+def _expect_agreement(groups: Mapping[str, RegisterGroup]) -> None:
     """Raises ArtefactError (E503) if the blocks of the convolution are set up for different layers."""
     wanted = groups["CDMA"]
     for name, group in groups.items():

@@ -21,8 +21,8 @@ from npuc.targets.nvdla.formats.precision import DTYPES, fp17_of_bits
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import averages, cubes, fp16
 from npuc.targets.nvdla.model.arithmetic import signed
-from npuc.targets.nvdla.model.memory import Port
-from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.memory import MemoryPort
+from npuc.targets.nvdla.model.register_file import RegisterGroup
 from npuc.targets.nvdla.model.traps import trap
 
 BLOCK, RDMA = "PDP", "PDP_RDMA"
@@ -34,7 +34,7 @@ AVERAGE_INFINITY = fp16.FP17_MOST
 
 
 @frozen
-class Axis:
+class WindowAxis:
     """Windows along one axis."""
 
     size: int
@@ -53,7 +53,7 @@ class Axis:
         return slice(position, position + (self.out - 1) * self.stride + 1, self.stride)
 
 
-def fetch(group: Group, machine: Machine, port: Port) -> Array:
+def fetch(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
     """The input cube (surface, H, W, lane) from memory, by the registers of PDP_RDMA."""
     kind = group.named("INPUT_DATA").lower()
     height, width, channels = (group[f"CUBE_IN_{each}"] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
@@ -62,7 +62,7 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
     return cubes.read(port, place, machine, kind)
 
 
-def run(group: Group, source: Array, reports: dict[str, int]) -> Array:
+def run(group: RegisterGroup, source: Array, reports: dict[str, int]) -> Array:
     """The output cube (surface, H, W, lane). Raises ArtefactError (E503) if the input is not as expected."""
     kind = group.named("INPUT_DATA").lower()
     columns, rows = _axis(group, "WIDTH", "LEFT"), _axis(group, "HEIGHT", "TOP")
@@ -83,8 +83,8 @@ def run(group: Group, source: Array, reports: dict[str, int]) -> Array:
     return pooled
 
 
-def _axis(group: Group, name: str, side: str) -> Axis:
-    return Axis(
+def _axis(group: RegisterGroup, name: str, side: str) -> WindowAxis:
+    return WindowAxis(
         group[f"CUBE_IN_{name}"] + 1,
         group[f"CUBE_OUT_{name}"] + 1,
         group[f"KERNEL_{name}"] + 1,
@@ -93,7 +93,7 @@ def _axis(group: Group, name: str, side: str) -> Axis:
     )
 
 
-def _spread(axes: tuple[Axis, Axis], source: Array, value: float) -> Array:
+def _spread(axes: tuple[WindowAxis, WindowAxis], source: Array, value: float) -> Array:
     """The input with its padding, cropped to the elements that windows reach."""
     rows, columns = axes
     after = [max(axis.extent - axis.pad - axis.size, 0) for axis in axes]
@@ -102,7 +102,11 @@ def _spread(axes: tuple[Axis, Axis], source: Array, value: float) -> Array:
 
 
 def _extreme(
-    group: Group, source: Array, axes: tuple[Axis, Axis], choose: Callable[..., Array], worst: float
+    group: RegisterGroup,
+    source: Array,
+    axes: tuple[WindowAxis, WindowAxis],
+    choose: Callable[..., Array],
+    worst: float,
 ) -> Array:
     """Maximum or minimum, never of padding. fp16: infinities take part, and are clipped in the output."""
     rows, columns = axes
@@ -115,17 +119,17 @@ def _extreme(
     return fp16.stored(chosen) if floating else chosen
 
 
-def _maximum(group: Group, source: Array, axes: tuple[Axis, Axis]) -> Array:
+def _maximum(group: RegisterGroup, source: Array, axes: tuple[WindowAxis, WindowAxis]) -> Array:
     floating = np.issubdtype(source.dtype, np.floating)
     return _extreme(group, source, axes, np.maximum, -np.inf if floating else np.iinfo(source.dtype).min)
 
 
-def _minimum(group: Group, source: Array, axes: tuple[Axis, Axis]) -> Array:
+def _minimum(group: RegisterGroup, source: Array, axes: tuple[WindowAxis, WindowAxis]) -> Array:
     floating = np.issubdtype(source.dtype, np.floating)
     return _extreme(group, source, axes, np.minimum, np.inf if floating else np.iinfo(source.dtype).max)
 
 
-def _average(group: Group, source: Array, axes: tuple[Axis, Axis]) -> Array:
+def _average(group: RegisterGroup, source: Array, axes: tuple[WindowAxis, WindowAxis]) -> Array:
     factors = group["RECIP_KERNEL_WIDTH"], group["RECIP_KERNEL_HEIGHT"]
     if np.issubdtype(source.dtype, np.floating):
         values = fp16.received(source, AVERAGE_INFINITY, flush=bool(group["NAN_TO_ZERO"]))
@@ -175,7 +179,7 @@ def _fp17(bits: int) -> Array:
     return np.array(fp17_of_bits(bits & FP17_BITS), np.float32)
 
 
-def _window_sums(group: Group, values: Array, axes: tuple[Axis, Axis], sums: _Sums) -> Array:
+def _window_sums(group: RegisterGroup, values: Array, axes: tuple[WindowAxis, WindowAxis], sums: _Sums) -> Array:
     """Sums of windows: each row from left to right, then its padding; rows from the top, then padded rows."""
     rows, columns = axes
     of_rows = _summed(values, columns, 2, sums.row)
@@ -187,7 +191,7 @@ def _window_sums(group: Group, values: Array, axes: tuple[Axis, Axis], sums: _Su
     return _with_pads(total, counts, lambda count: sums.padded_rows(_pad_value(group, count)), sums.window)
 
 
-def _summed(values: Array, axis: Axis, dimension: int, add: Add) -> Array:
+def _summed(values: Array, axis: WindowAxis, dimension: int, add: Add) -> Array:
     """Sums along a dimension over the elements of the map in each window, in order; 0 for a window without any."""
     total, begun = None, np.zeros(axis.out, bool)
     for tap in range(axis.kernel):
@@ -212,27 +216,27 @@ def _with_pads(total: Array, counts: Array, pad: Callable[[int], Array], add: Ad
     return total
 
 
-def _pad_value(group: Group, count: int) -> int:
+def _pad_value(group: RegisterGroup, count: int) -> int:
     if count > MOST_PADDED:
         raise trap(BLOCK, f"{count} padded columns or rows in a window", limit=f"{MOST_PADDED}")
     return group[f"PAD_VALUE_{count}X"]
 
 
-def _padded(axis: Axis) -> Array:
+def _padded(axis: WindowAxis) -> Array:
     """The number of padded elements of each window."""
     starts = np.arange(axis.out) * axis.stride - axis.pad
     inside = np.minimum(starts + axis.kernel, axis.size) - np.maximum(starts, 0)
     return axis.kernel - np.maximum(inside, 0)
 
 
-METHODS: dict[str, Callable[[Group, Array, tuple[Axis, Axis]], Array]] = {
+METHODS: dict[str, Callable[[RegisterGroup, Array, tuple[WindowAxis, WindowAxis]], Array]] = {
     "AVERAGE": _average,
     "MAX": _maximum,
     "MIN": _minimum,
 }
 
 
-def write(group: Group, machine: Machine, port: Port, values: Array) -> None:
+def write(group: RegisterGroup, machine: Machine, port: MemoryPort, values: Array) -> None:
     """Stores the output cube."""
     surfaces, height, width, _ = values.shape
     wanted = -(-(group["CUBE_OUT_CHANNEL"] + 1) * BYTES[group.named("INPUT_DATA").lower()] // machine.atom_bytes)

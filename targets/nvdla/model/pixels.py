@@ -11,8 +11,8 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.nvdla.formats import pixels as formats
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.model.memory import Pattern, Port
-from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
+from npuc.targets.nvdla.model.register_file import RegisterGroup
 from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "CDMA"
@@ -20,7 +20,7 @@ PLANES = (("0", "LINE_STRIDE"), ("1", "UV_LINE_STRIDE"))
 """The suffix of the address registers and the field of the line stride, by plane."""
 
 
-def fetch(group: Group, machine: Machine, port: Port) -> Array:
+def fetch(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
     """The image (1, H, W, C): integers as int32, or float16.
 
     Raises ArtefactError (E503) for a setting that table 33 does not have.
@@ -41,7 +41,7 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
     return formats.unpack(form, planes, signed=group.named("PIXEL_SIGN_OVERRIDE") == "SIGNED_INT")[None]
 
 
-def _expect_in_line(form: formats.PixelFormat, group: Group, machine: Machine, width: int) -> None:
+def _expect_in_line(form: formats.PixelFormat, group: RegisterGroup, machine: Machine, width: int) -> None:
     """Raises ArtefactError (E503) for an x offset beyond an atom, or padding beyond CDMA's counters."""
     offset, most = group["PIXEL_X_OFFSET"], form.largest_offset(machine.atom_bytes)
     if offset > most:
@@ -56,7 +56,9 @@ def _expect_in_line(form: formats.PixelFormat, group: Group, machine: Machine, w
         )
 
 
-def _plane(group: Group, machine: Machine, port: Port, plane: tuple[int, int], size: tuple[int, int]) -> Array:
+def _plane(
+    group: RegisterGroup, machine: Machine, port: MemoryPort, plane: tuple[int, int], size: tuple[int, int]
+) -> Array:
     """The bytes (H, W, bytes of a pixel) of a plane, starting at the x offset.
 
     The offset is the distance from an aligned address to the first pixel. In a second plane, whose pixels are

@@ -35,7 +35,7 @@ def _fields(registers: RegisterMap, block: str) -> Mapping[str, tuple[Register, 
 
 
 @frozen
-class Group:
+class RegisterGroup:
     """A snapshot of a block's registers at the start of an operation."""
 
     registers: RegisterMap
@@ -169,9 +169,9 @@ class RegisterFile:
         """Stores a value that a block reports of an operation, in a register of the operation's group."""
         self._values[block][group][name] = value & 0xFFFFFFFF
 
-    def group(self, block: str, group: int) -> Group:
+    def group(self, block: str, group: int) -> RegisterGroup:
         """A snapshot of a group, for the operation that runs with it."""
-        return Group(self.map, block, dict(self._values[block][group]), self._second)
+        return RegisterGroup(self.map, block, dict(self._values[block][group]), self._second)
 
     def finish(self, block: str, group: int) -> None:
         """Frees a group after its operation; the other group is next."""

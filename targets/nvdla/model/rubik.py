@@ -15,34 +15,34 @@ from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import cubes
-from npuc.targets.nvdla.model.memory import Pattern, Port
-from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
+from npuc.targets.nvdla.model.register_file import RegisterGroup
 from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "RBK"
 
 
-def run(group: Group, machine: Machine, port: Port) -> None:
+def run(group: RegisterGroup, machine: Machine, port: MemoryPort) -> None:
     """Runs one operation. Raises ArtefactError (E503) if the configuration has no RUBIK."""
     if not machine.rubik:
         raise trap(BLOCK, f"{machine.name} has no RUBIK")
     {"CONTRACT": _contract, "SPLIT": _split, "MERGE": _merge}[group.named("RUBIK_MODE")](group, machine, port)
 
 
-def _precision(group: Group) -> str:
+def _precision(group: RegisterGroup) -> str:
     return group.named("IN_PRECISION").lower()
 
 
-def _size(group: Group) -> tuple[int, int, int]:
+def _size(group: RegisterGroup) -> tuple[int, int, int]:
     """Height, width and channels of the input."""
     return group["DATAIN_HEIGHT"] + 1, group["DATAIN_WIDTH"] + 1, group["DATAIN_CHANNEL"] + 1
 
 
-def _start(group: Group, side: str) -> int:
+def _start(group: RegisterGroup, side: str) -> int:
     return group.address(f"{side}_ADDR_LOW", f"{side}_ADDR_HIGH", f"{side.replace('DA', 'DATA')}_RAM_TYPE")
 
 
-def _cube(group: Group, machine: Machine, side: str, size: tuple[int, int, int]) -> Pattern:
+def _cube(group: RegisterGroup, machine: Machine, side: str, size: tuple[int, int, int]) -> Pattern:
     """The bytes of a cube of (rows, columns, surfaces); side: DAIN or DAOUT."""
     height, width, surfaces = size
     start = _start(group, side)
@@ -50,11 +50,11 @@ def _cube(group: Group, machine: Machine, side: str, size: tuple[int, int, int])
     return Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
 
 
-def _surfaces(group: Group, machine: Machine, channels: int) -> int:
+def _surfaces(group: RegisterGroup, machine: Machine, channels: int) -> int:
     return -(-channels // machine.atom_elements(_precision(group)))
 
 
-def _contract(group: Group, machine: Machine, port: Port) -> None:
+def _contract(group: RegisterGroup, machine: Machine, port: MemoryPort) -> None:
     height, width, _ = _size(group)
     sx, sy = group["DECONV_X_STRIDE"] + 1, group["DECONV_Y_STRIDE"] + 1
     surfaces = _surfaces(group, machine, group["DATAOUT_CHANNEL"] + 1)
@@ -66,7 +66,7 @@ def _contract(group: Group, machine: Machine, port: Port) -> None:
     cubes.write(port, out, machine, merged)
 
 
-def _planes(group: Group, machine: Machine, port: Port, side: str, *, write: bool) -> Array:
+def _planes(group: RegisterGroup, machine: Machine, port: MemoryPort, side: str, *, write: bool) -> Array:
     """Planes (C, H, bytes of a line), in their memory layout."""
     height, width, channels = _size(group)
     line_bytes = width * np.dtype(DTYPES[_precision(group)]).itemsize
@@ -76,7 +76,7 @@ def _planes(group: Group, machine: Machine, port: Port, side: str, *, write: boo
     return port.cube(place, line_bytes, unit=machine.atom_bytes, write=write)[:, :, 0]
 
 
-def _split(group: Group, machine: Machine, port: Port) -> None:
+def _split(group: RegisterGroup, machine: Machine, port: MemoryPort) -> None:
     height, width, channels = _size(group)
     place = _cube(group, machine, "DAIN", (height, width, _surfaces(group, machine, channels)))
     data = cubes.as_channels(cubes.read(port, place, machine, _precision(group)))[..., :channels]
@@ -84,7 +84,7 @@ def _split(group: Group, machine: Machine, port: Port) -> None:
     _planes(group, machine, port, "DAOUT", write=True)[...] = lines
 
 
-def _merge(group: Group, machine: Machine, port: Port) -> None:
+def _merge(group: RegisterGroup, machine: Machine, port: MemoryPort) -> None:
     height, width, channels = _size(group)
     lines = np.ascontiguousarray(_planes(group, machine, port, "DAIN", write=False))
     data = lines.view(DTYPES[_precision(group)]).transpose(1, 2, 0)

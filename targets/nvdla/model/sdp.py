@@ -23,9 +23,9 @@ from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16, lut, sdp_rdma
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_left, shift_right, signed
-from npuc.targets.nvdla.model.memory import Pattern, Port
-from npuc.targets.nvdla.model.register_file import Group, LookUpTables
-from npuc.targets.nvdla.model.sdp_rdma import Operands
+from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
+from npuc.targets.nvdla.model.register_file import LookUpTables, RegisterGroup
+from npuc.targets.nvdla.model.sdp_rdma import FetchedOperands
 from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "SDP"
@@ -37,13 +37,13 @@ BAND = 1 << 16
 
 
 @frozen
-class Task:
+class SdpRun:
     """One operation: the registers of SDP and SDP_RDMA, the port to memory, and the tables."""
 
-    group: Group
-    rdma: Group | None
+    group: RegisterGroup
+    rdma: RegisterGroup | None
     machine: Machine
-    port: Port
+    port: MemoryPort
     tables: LookUpTables
     reports: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -62,17 +62,17 @@ class Task:
         self.reports[name] = self.reports.get(name, 0) + number
 
 
-def needs_memory(group: Group) -> bool:
+def needs_memory(group: RegisterGroup) -> bool:
     """Whether an operand comes from memory, so that SDP_RDMA must run."""
     return any(_from_memory(group, unit, part) for unit in UNITS for part in ("ALU", "MUL"))
 
 
-def _from_memory(group: Group, unit: str, part: str) -> bool:
+def _from_memory(group: RegisterGroup, unit: str, part: str) -> bool:
     used = not group[f"{unit}_BYPASS"] and not group[f"{unit}_{part}_BYPASS"]
     return used and group.named(f"{unit}_{part}_SRC") == "MEM"
 
 
-def run(task: Task, flying: Array | None) -> Array:
+def run(task: SdpRun, flying: Array | None) -> Array:
     """The output (batch, surface, H, W, lane) in its own type.
 
     flying: sums of CACC (batch, H, W, K); None if SDP_RDMA fetches the input. Raises ArtefactError (E503) if sizes
@@ -99,7 +99,7 @@ def _bands(values: Array) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, height, rows))
 
 
-def _through(task: Task, values: Array, memory: Mapping[str, Operands], rows: slice) -> Array:
+def _through(task: SdpRun, values: Array, memory: Mapping[str, FetchedOperands], rows: slice) -> Array:
     """The output of some rows, given their input."""
     band = {unit: operands.rows(rows) for unit, operands in memory.items()}
     for unit in UNITS[:2]:
@@ -110,7 +110,7 @@ def _through(task: Task, values: Array, memory: Mapping[str, Operands], rows: sl
     return _converted(task, values)
 
 
-def _expect_sizes(task: Task, flying: Array | None) -> None:
+def _expect_sizes(task: SdpRun, flying: Array | None) -> None:
     """Raises ArtefactError (E503) if SDP's cube differs from the one that it receives."""
     own = sdp_rdma.size(task.group)
     batches = task.group["BATCH_NUMBER"] + 1
@@ -128,13 +128,13 @@ def _expect_sizes(task: Task, flying: Array | None) -> None:
         raise trap(BLOCK, "PROC_PRECISION differs", limit=f"{task.rdma.named('PROC_PRECISION')}, as SDP_RDMA")
 
 
-def _from_cacc(task: Task, flying: Array) -> Array:
+def _from_cacc(task: SdpRun, flying: Array) -> Array:
     if task.floating != np.issubdtype(flying.dtype, np.floating):
         raise trap(BLOCK, f"PROC_PRECISION {task.group.named('PROC_PRECISION')}", limit="that of CACC")
     return cubes.as_lanes(flying, task.machine.atom_elements(task.precision))
 
 
-def _source(task: Task) -> Array:
+def _source(task: SdpRun) -> Array:
     """The cube from memory, as int64 or float32."""
     assert task.rdma is not None
     kind = task.rdma.named("IN_PRECISION").lower()
@@ -148,7 +148,7 @@ def _source(task: Task) -> Array:
     return cubes.with_lanes(values, task.machine.atom_elements(task.precision), task.group["CHANNEL"] + 1)
 
 
-def _x(task: Task, unit: str, values: Array, memory: Operands) -> Array:
+def _x(task: SdpRun, unit: str, values: Array, memory: FetchedOperands) -> Array:
     """Unit BS or BN."""
     group = task.group
     if not group[f"{unit}_ALU_BYPASS"]:
@@ -168,7 +168,7 @@ def _x(task: Task, unit: str, values: Array, memory: Operands) -> Array:
     return fp16.rectified(values) if task.floating else np.maximum(values, 0)
 
 
-def _operand(task: Task, unit: str, part: str, memory: Operands) -> Array:
+def _operand(task: SdpRun, unit: str, part: str, memory: FetchedOperands) -> Array:
     """An operand of a unit: 16 bits from a register, or from memory, as int64 or float32."""
     group = task.group
     if _from_memory(group, unit, part):
@@ -184,7 +184,7 @@ def _scaled_up(operand: Array, shift: int) -> Array:
     return operand << shift if shift <= 16 else shift_left(operand, shift, 32)
 
 
-def _alu(task: Task, algorithm: str, values: Array, operand: Array) -> Array:
+def _alu(task: SdpRun, algorithm: str, values: Array, operand: Array) -> Array:
     """Maximum, minimum, sum, or 1 where two values differ."""
     if algorithm == "EQL":
         unequal = (values != operand).astype(values.dtype)
@@ -197,11 +197,11 @@ def _alu(task: Task, algorithm: str, values: Array, operand: Array) -> Array:
     return fp16.add(values, operand) if task.floating else values + operand
 
 
-def _product(task: Task, values: Array, operand: Array) -> Array:
+def _product(task: SdpRun, values: Array, operand: Array) -> Array:
     return fp16.multiply(values, operand) if task.floating else values * operand
 
 
-def _y(task: Task, values: Array, memory: Operands) -> Array:
+def _y(task: SdpRun, values: Array, memory: FetchedOperands) -> Array:
     """Unit EW."""
     group = task.group
     if not group["EW_MUL_BYPASS"]:
@@ -223,7 +223,7 @@ def _y(task: Task, values: Array, memory: Operands) -> Array:
     return values
 
 
-def _y_operand(task: Task, part: str, memory: Operands) -> Array:
+def _y_operand(task: SdpRun, part: str, memory: FetchedOperands) -> Array:
     """An operand of EW: 32 unconverted bits from a register, or values from memory through the converter."""
     group = task.group
     if not _from_memory(group, "EW", part):
@@ -237,7 +237,7 @@ def _y_operand(task: Task, part: str, memory: Operands) -> Array:
     return saturate(shift_right(scaled, group[f"EW_{part}_CVT_TRUNCATE"]), 32)
 
 
-def _converted(task: Task, values: Array) -> Array:
+def _converted(task: SdpRun, values: Array) -> Array:
     """Values through the output converter."""
     group = task.group
     kind = group.named("OUT_PRECISION").lower()
@@ -262,7 +262,7 @@ def _scaled(values: Array, scale: int, shift: int) -> Array:
     return shift_right(values * scale if scale != 1 else values, shift)
 
 
-def _out_lanes(task: Task, values: Array, kind: str) -> Array:
+def _out_lanes(task: SdpRun, values: Array, kind: str) -> Array:
     lanes = cubes.with_lanes(values, task.machine.atom_elements(kind), task.group["CHANNEL"] + 1)
     more = surfaces_of(task.group["CHANNEL"] + 1, kind, task.precision, task.machine) - lanes.shape[1]
     return np.pad(lanes, ((0, 0), (0, more), *((0, 0),) * 3)) if more else lanes
@@ -277,7 +277,7 @@ def surfaces_of(channels: int, kind: str, processed: str, machine: Machine) -> i
     return pairs * -(-channels // (pairs * machine.atom_elements(kind)))
 
 
-def destination(task: Task, batch: int) -> Pattern:
+def destination(task: SdpRun, batch: int) -> Pattern:
     """The place of an image's output. Raises ArtefactError (E503) if it is outside memory."""
     group, machine = task.group, task.machine
     height, width, channels = sdp_rdma.size(group)
@@ -290,7 +290,7 @@ def destination(task: Task, batch: int) -> Pattern:
     return place
 
 
-def _expect_even(task: Task) -> None:
+def _expect_even(task: SdpRun) -> None:
     """Raises ArtefactError (E503) if batches do not start at even atoms, as SDP writes pairs of atoms.
 
     The strides of lines and surfaces must be even as well, if there is more than one pixel. Source: NVDLA's own
@@ -304,7 +304,7 @@ def _expect_even(task: Task) -> None:
             raise trap(BLOCK, found, limit=f"a multiple of {pair} bytes")
 
 
-def write(task: Task, values: Array) -> None:
+def write(task: SdpRun, values: Array) -> None:
     """Stores the output (batch, surface, H, W, lane)."""
     if len(values) > 1:
         _expect_even(task)

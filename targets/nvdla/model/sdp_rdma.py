@@ -12,8 +12,8 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import cubes
-from npuc.targets.nvdla.model.memory import Pattern, Port
-from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
+from npuc.targets.nvdla.model.register_file import RegisterGroup
 from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "SDP_RDMA"
@@ -22,7 +22,7 @@ COMPONENTS = {"MUL": ("MUL",), "ALU": ("ALU",), "BOTH": ("ALU", "MUL")}
 
 
 @frozen
-class Operands:
+class FetchedOperands:
     """A unit's operands from memory, ALU and MUL, broadcastable to (batch, surface, H, W, lane)."""
 
     components: dict[str, Array]
@@ -34,14 +34,14 @@ class Operands:
             raise trap("SDP", f"waits for {component} operands that {BLOCK} does not fetch", limit=known)
         return self.components[component]
 
-    def rows(self, rows: slice) -> Operands:
+    def rows(self, rows: slice) -> FetchedOperands:
         """The operands of some rows; those that all rows share are kept."""
-        return Operands(
+        return FetchedOperands(
             {name: each if each.shape[2] == 1 else each[:, :, rows] for name, each in self.components.items()}
         )
 
 
-def size(group: Group) -> tuple[int, int, int]:
+def size(group: RegisterGroup) -> tuple[int, int, int]:
     """Height, width and channels of the cube."""
     return group["HEIGHT"] + 1, group["WIDTH"] + 1, group["CHANNEL"] + 1
 
@@ -52,7 +52,7 @@ def packed(place: Pattern, atom: int) -> Pattern:
     return Pattern(place.address, atom, 1, 0, place.surfaces, atom) if single else place
 
 
-def source(group: Group, machine: Machine, port: Port) -> Array:
+def source(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
     """The input of SDP (batch, surface, H, W, lane) in its own type."""
     height, width, channels = size(group)
     kind = group.named("IN_PRECISION").lower()
@@ -63,11 +63,11 @@ def source(group: Group, machine: Machine, port: Port) -> Array:
     return cubes.read(port, place, machine, kind)[None]
 
 
-def operands(group: Group | None, unit: str, machine: Machine, port: Port) -> Operands:
+def operands(group: RegisterGroup | None, unit: str, machine: Machine, port: MemoryPort) -> FetchedOperands:
     """The operands fetched for a unit (BS, BN or EW)."""
     letter = {"BS": "B", "BN": "N", "EW": "E"}[unit]
     if group is None or group[f"{letter}RDMA_DISABLE"]:
-        return Operands({})
+        return FetchedOperands({})
     names = COMPONENTS[group.named(f"{letter}RDMA_DATA_USE")]
     kind = group.named("PROC_PRECISION").lower()
     one = group.named(f"{letter}RDMA_DATA_SIZE") == "ONE_BYTE"
@@ -79,10 +79,10 @@ def operands(group: Group | None, unit: str, machine: Machine, port: Port) -> Op
     ]
     values = np.stack(fetched).view(dtype)
     split = values.reshape(*values.shape[:-1], lanes, len(names))
-    return Operands({name: split[..., each] for each, name in enumerate(names)})
+    return FetchedOperands({name: split[..., each] for each, name in enumerate(names)})
 
 
-def _cube(group: Group, unit: str, port: Port, sizes: tuple[int, int, int], batch: int) -> Array:
+def _cube(group: RegisterGroup, unit: str, port: MemoryPort, sizes: tuple[int, int, int], batch: int) -> Array:
     """The bytes (surface, H, W, byte of the atom) of an operand; if per channel, H = W = 1, without gaps."""
     atom, unit_bytes, lanes = sizes
     letter = {"BS": "B", "BN": "N", "EW": "E"}[unit]

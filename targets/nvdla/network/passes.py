@@ -50,7 +50,7 @@ from npuc.passes.expansion.resizes import interpolation_to_convs
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
-from npuc.passes.expansion.split_max_pool import Limits as Maxima
+from npuc.passes.expansion.split_max_pool import MaxPoolLimits as Maxima
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images

@@ -18,7 +18,7 @@ from npuc.ops.pooling import AVERAGES
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source
 from npuc.quantize.improvement.levels import LEVELS, Level
 from npuc.quantize.improvement.mixed import Host, mixed, without
-from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network
+from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_network
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps, given_steps, only_of_inputs
@@ -133,7 +133,7 @@ ZERO_POINTS = ZeroPoints(_reads, ("Conv", "Add"))
 
 def network(
     graph: Graph, samples: Samples, machine: Machine, options: Options
-) -> tuple[Network, tuple[Trial, ...]]:
+) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """The integer network, and the trials that improved it.
 
     A model with scales of its own, beyond those of integer inputs, keeps them, and its weights. Accuracy levels
@@ -158,7 +158,7 @@ def network(
     if (not given or only_of_inputs(graph)) and precision == "int8":
         return _improved(_Improvement(graph, samples, machine, options, make, found, given))
     made = make(graph, nodes, found, options.method or level.method, given, precision)
-    return Network(graph, nodes, found, {}, made, LAYERS), ()
+    return TrialNetwork(graph, nodes, found, {}, made, LAYERS), ()
 
 
 def floats(
@@ -304,7 +304,7 @@ class _Improvement:
         recipe, method = self.recipe(mixed), self.options.method or self.level.method
         return recipe.quantise(mixed.graph, recipe.select(mixed.graph), self.known(mixed), method, recipe.given)
 
-    def best(self, moved: Host) -> tuple[Network, tuple[Trial, ...]]:
+    def best(self, moved: Host) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The integer network, improved."""
         mixed = self.mixture(moved)
         known = self.known(mixed)
@@ -315,7 +315,7 @@ WIDE_MACS = 0.25
 """Share of the multiply-accumulates that --mixed may compute in int16, at a quarter of int8's rate."""
 
 
-def _improved(search: _Improvement) -> tuple[Network, tuple[Trial, ...]]:
+def _improved(search: _Improvement) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """The best int8 network; with `mixed`, a few layers may be in int16, or run on the host, if that pays off."""
     if not search.options.mixed:
         return search.best(frozenset())

@@ -11,7 +11,7 @@ from dataclasses import field, replace
 
 from npuc.frozen import frozen
 from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
-from npuc.targets.nvdla.arithmetic.integer import Stage
+from npuc.targets.nvdla.arithmetic.integer import SdpStage
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.winograd import extended_extent
@@ -74,7 +74,7 @@ class Fetch:
 class Unit:
     """X1 (BS) or X2 (BN): the stage, its operands in registers, and the operand fetched from memory."""
 
-    stage: Stage
+    stage: SdpStage
     alu: int | None = None
     """The adder's operand, if it is kept in a register."""
     multiplier: int | None = None
@@ -99,7 +99,7 @@ class Ramp:
 
 
 @frozen
-class Tables:
+class OperationTables:
     """The tables of EW or CDP; LE, if present, takes precedence."""
 
     lo: Ramp
@@ -113,7 +113,7 @@ class Sdp:
     x1: Unit
     x2: Unit
     converter: tuple[int, int, int] = IDENTITY
-    table: Tables | None = None
+    table: OperationTables | None = None
 
 
 @frozen
@@ -239,7 +239,7 @@ class Normalisation:
     """Channels in the sum of squares: 3, 5, 7 or 9."""
     zero: int
     """The zero point of the input."""
-    tables: Tables
+    tables: OperationTables
     """LE and LO of the sum of squares."""
     converter: tuple[int, int, int]
     """Offset, scale and shift of the output converter."""

@@ -116,7 +116,7 @@ def _counted(clocks: float) -> float:
 
 
 @frozen
-class Progress:
+class EngineProgress:
     """When each engine is free, in clocks, for several partial programs side by side."""
 
     state: Array
@@ -126,27 +126,27 @@ class Progress:
     """
 
     @classmethod
-    def start(cls) -> Progress:
+    def start(cls) -> EngineProgress:
         """A single empty program."""
         return cls(np.zeros((WEIGHTS + 1, 1)))
 
     @classmethod
-    def joined(cls, parts: Sequence[Progress]) -> Progress:
+    def joined(cls, parts: Sequence[EngineProgress]) -> EngineProgress:
         """The partial programs of all parts."""
         return cls(np.concatenate([each.state for each in parts], axis=1))
 
-    def take(self, which: Sequence[int]) -> Progress:
+    def take(self, which: Sequence[int]) -> EngineProgress:
         """Some of the partial programs, by number."""
-        return Progress(self.state[:, which])
+        return EngineProgress(self.state[:, which])
 
-    def rebased(self) -> tuple[float, Progress]:
+    def rebased(self) -> tuple[float, EngineProgress]:
         """A base time, and the progress relative to it; engines that were free earlier count as just free."""
         state = self.state.copy()
         past = [*range(ENDS.start, ENDS.stop), WRITTEN, POOLED, MOVED, SECOND, COPIED]
         state[past] = np.maximum(state[past], state[PROGRAMMED])
         base = float(state[PROGRAMMED].min())
         state[CLOCKS] -= base
-        return base, Progress(state)
+        return base, EngineProgress(state)
 
     @property
     def end(self) -> Array:
@@ -158,7 +158,7 @@ class Progress:
         """The times at which the MAC array and CDMA are free, summed."""
         return self.state[COMPUTED] + self.state[FETCHED]
 
-    def after(self, work: Work, running: Array, machine: Machine) -> Progress:
+    def after(self, work: Work, running: Array, machine: Machine) -> EngineProgress:
         """The progress with one more operation.
 
         running: how many earlier operations may still run when it is programmed, fetches and writes; a column for
@@ -194,7 +194,7 @@ class Progress:
                 end = np.maximum(end, new[memory])
         new[PROGRAMMED] = allowed
         new[ENDS.stop - 1] = end
-        return Progress(new)
+        return EngineProgress(new)
 
     def _passed(self, running: Array) -> Array:
         """When the driver has seen all but `running` operations end; a column for each partial program."""
@@ -234,7 +234,7 @@ class Progress:
 
 def ends(operations: Sequence[tuple[Operation, Admission]], machine: Machine) -> list[float]:
     """When each operation of a program and all earlier ones have ended, in clocks from its start."""
-    progress, found = Progress.start(), list[float]()
+    progress, found = EngineProgress.start(), list[float]()
     for count, (operation, admission) in enumerate(operations):
         progress = progress.after(Work.of(operation, machine), _running(admission, count), machine)
         found.append(float(progress.state[ENDS.stop - 1, 0]))
@@ -255,7 +255,7 @@ def layer_ends(layers: Iterable[Sequence[Operation]], machine: Machine) -> list[
 
 def alone(operations: Iterable[Operation], machine: Machine) -> float:
     """Clocks of a sequence of operations run alone."""
-    scoreboard, progress = Scoreboard(machine.atom_bytes), Progress.start()
+    scoreboard, progress = Scoreboard(machine.atom_bytes), EngineProgress.start()
     for count, operation in enumerate(operations):
         admission, scoreboard = scoreboard.admit(operation)
         progress = progress.after(Work.of(operation, machine), _running(admission, count), machine)

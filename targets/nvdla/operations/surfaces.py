@@ -47,7 +47,7 @@ def tensor_precision(graph: Graph, name: str) -> str:
 
 
 @frozen
-class Buffer:
+class SurfaceBuffer:
     """A packed feature cube of whole atoms in memory, or an image."""
 
     name: str
@@ -84,10 +84,10 @@ class Buffer:
 
 
 @frozen
-class View:
+class BufferView:
     """A window of a buffer, `offset` bytes from its start; `lanes` count from the window's first surface."""
 
-    buffer: Buffer
+    buffer: SurfaceBuffer
     offset: int
     width: int
     height: int
@@ -114,7 +114,7 @@ class View:
         """The channels whose lanes are in this range."""
         return np.flatnonzero((self.lane_numbers >= first) & (self.lane_numbers < first + count))
 
-    def as_image(self, pixels: str) -> View:
+    def as_image(self, pixels: str) -> BufferView:
         """The tensor, alone in its buffer, as an image in a format of table 33."""
         planes = len(FORMATS[pixels].planes)
         return replace(self, buffer=replace(self.buffer, surfaces=planes, pixels=pixels))
@@ -204,10 +204,10 @@ def taken(lanes: Lanes, first: int, count: int, atom: int) -> Lanes:
 class Surfaces:
     """The view of every tensor in memory."""
 
-    views: Mapping[str, View]
+    views: Mapping[str, BufferView]
 
     @property
-    def buffers(self) -> list[Buffer]:
+    def buffers(self) -> list[SurfaceBuffer]:
         """Every buffer once, in order of appearance."""
         return list(dict.fromkeys(view.buffer for view in self.views.values()))
 
@@ -237,14 +237,16 @@ def place(
     widths = _line_widths(graph, nodes)
     pairs = {name for node in nodes if converts(graph, node) for name in (node.inputs[0], node.output)}
 
-    def own(name: str, tile: int = 1) -> View:
+    def own(name: str, tile: int = 1) -> BufferView:
         """A view of a whole buffer for the tensor, in whole tiles."""
         _, height, width = map_shape(graph.shape(name))
         precision = tensor_precision(graph, name)
         surfaces = lanes[name][-1] // machine.atom_elements(precision) + 1
         surfaces += surfaces % 2 if name in pairs and precision != "int8" else 0
         extents = max(aligned(width, tile), widths.get(name, 0)), aligned(height, tile)
-        return View(Buffer(name, *extents, surfaces, machine.atom_bytes, precision), 0, width, height, lanes[name])
+        return BufferView(
+            SurfaceBuffer(name, *extents, surfaces, machine.atom_bytes, precision), 0, width, height, lanes[name]
+        )
 
     views = _side_by_side(graph, nodes, own)
     moves = [node for node in nodes if is_view(graph, node)]
@@ -263,14 +265,14 @@ def place(
     return Surfaces(views)
 
 
-def _side_by_side(graph: Graph, nodes: Sequence[Node], own: Callable[[str], View]) -> dict[str, View]:
+def _side_by_side(graph: Graph, nodes: Sequence[Node], own: Callable[[str], BufferView]) -> dict[str, BufferView]:
     """Views of maps to interleave along W, one behind the other in a buffer of their own, as RUBIK needs.
 
     Only for maps with lines of equal length whose place is not determined by anything else.
     """
     made = {name: node for node in nodes for name in node.outputs}
     held = {name for node in nodes if is_view(graph, node) for name in (node.inputs if joins(graph, node) else ())}
-    found: dict[str, View] = {}
+    found: dict[str, BufferView] = {}
     for node in nodes:
         if node.op != "Interleave" or is_view(graph, node) or len(set(node.inputs)) < len(node.inputs):
             continue
@@ -313,14 +315,14 @@ def _line_widths(graph: Graph, nodes: Sequence[Node]) -> dict[str, int]:
 
 
 def _window(
-    graph: Graph, name: str, whole: View, at: tuple[int, int, int], lanes: Mapping[str, Lanes], step: int = 1
-) -> View:
+    graph: Graph, name: str, whole: BufferView, at: tuple[int, int, int], lanes: Mapping[str, Lanes], step: int = 1
+) -> BufferView:
     """A view of a tensor that is part of another one, using every step-th of its lines."""
     channel, row, column = at
     _, height, width = map_shape(graph.shape(name))
     surface = whole.lanes[channel] // whole.buffer.atom_elements
     offset = whole.window(surface, row, column)
-    return View(whole.buffer, offset, width, height, lanes[name], whole.step * step)
+    return BufferView(whole.buffer, offset, width, height, lanes[name], whole.step * step)
 
 
 def lanes_of(

@@ -44,7 +44,7 @@ MOST_LANES = 1 << 16
 
 
 @frozen
-class Place:
+class CubePlace:
     """A tensor's feature cube or image in memory, strides in bytes; channel lanes as runs (first, count)."""
 
     address: int
@@ -68,7 +68,7 @@ class TensorMove:
     tensor: str
     shape: tuple[int, ...]
     """(1, C, H, W) or (1, C)."""
-    place: Place
+    place: CubePlace
 
     @property
     def map_shape(self) -> tuple[int, int, int]:

@@ -18,19 +18,19 @@ from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
 from npuc.targets.nvdla.operations.operation import Operation, Transfer
 from npuc.targets.nvdla.operations.scoreboard import Admission
 from npuc.targets.nvdla.operations.surfaces import (
+    BufferView,
     ComputedLanes,
     Surfaces,
-    View,
     is_view,
     place,
 )
 from npuc.targets.nvdla.operations.weight_form import DIRECT
-from npuc.targets.nvdla.program.artefact import Dram, Image, Place, Produced, Segment, Step, TensorMove, encode
+from npuc.targets.nvdla.program.artefact import CubePlace, Dram, Image, Produced, Segment, Step, TensorMove, encode
 from npuc.targets.nvdla.selection import (
-    Choice,
     Choices,
     Constants,
     Context,
+    FormChoice,
     Placed,
     PlannedLayer,
     choose,
@@ -49,7 +49,7 @@ from npuc.targets.nvdla.selection.phases import (
     steps_of,
     stores_of,
 )
-from npuc.targets.nvdla.selection.planning import Plan, plan
+from npuc.targets.nvdla.selection.planning import TilePlan, plan
 from npuc.targets.nvdla.selection.prefetch import Prefetch, prefetch
 from npuc.targets.nvdla.selection.residence import residents
 
@@ -67,7 +67,7 @@ class Emitted:
     """When each operation is programmed and enabled."""
     start: int
     count: int
-    choice: Choice | None
+    choice: FormChoice | None
     """Of a convolution's weight form."""
 
 
@@ -169,7 +169,7 @@ def _placed_and_planned(
     lifetimes: Sequence[Lifetime],
     turns: Sequence[Sequence[PlannedLayer]],
     steps: Mapping[str, int],
-) -> tuple[_Maps, Plan]:
+) -> tuple[_Maps, TilePlan]:
     """The placement of maps and the tiles; the second memory holds maps and weights if the program ends earlier.
 
     steps: the step of each layer, by the output of its node.
@@ -243,7 +243,7 @@ def _lanes(graph: Graph, machine: Machine) -> ComputedLanes:
     return lambda node, known: computed_lanes(graph, machine, node, known)
 
 
-def layers(context: Context, nodes: Sequence[Node], choices: Mapping[str, Choice]) -> list[PlannedLayer]:
+def layers(context: Context, nodes: Sequence[Node], choices: Mapping[str, FormChoice]) -> list[PlannedLayer]:
     """The layers of NVDLA: nodes, with pooling fused behind them where nothing else reads the node's result."""
     found: list[PlannedLayer] = []
     taken: set[str] = set()
@@ -272,7 +272,7 @@ class _Program:
     """Collects steps and commands, phase by phase."""
 
     def __init__(
-        self, context: Context, choices: Mapping[str, Choice], planned: Plan, reasons: Mapping[str, str]
+        self, context: Context, choices: Mapping[str, FormChoice], planned: TilePlan, reasons: Mapping[str, str]
     ) -> None:
         self.context = context
         self.choices = choices
@@ -346,11 +346,13 @@ class _Program:
         held = placed.view.buffer
         lanes = _runs(placed.view)
         address = placed.base + placed.view.offset
-        where = Place(address, placed.view.line_stride, held.surface_stride, lanes, held.precision, held.pixels)
+        where = CubePlace(
+            address, placed.view.line_stride, held.surface_stride, lanes, held.precision, held.pixels
+        )
         return TensorMove(name, self.graph.shape(name), where)
 
 
-def _runs(view: View) -> tuple[tuple[int, int], ...]:
+def _runs(view: BufferView) -> tuple[tuple[int, int], ...]:
     """The lanes as runs (first, count) of consecutive ones."""
     groups = groupby(enumerate(view.lanes), key=lambda pair: pair[1] - pair[0])
     members = [[lane for _, lane in group] for _, group in groups]

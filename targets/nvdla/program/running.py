@@ -20,7 +20,7 @@ from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES, received
 from npuc.targets.nvdla.machine.parameters import SECOND, SRAM_BASE
-from npuc.targets.nvdla.model import Memory, Nvdla
+from npuc.targets.nvdla.model import ChipModel, DeviceMemory
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove
 
 EXACT_PRODUCTS = 1 << 29
@@ -60,7 +60,7 @@ class Runner:
     def _one(self, feeds: Mapping[str, Array], observe: Observer | None) -> dict[str, Array]:
         """The outputs of one sample."""
         tensors = dict(feeds)
-        nvdla = Nvdla(self.contents.machine, self._memory(), exact=self.exact)
+        nvdla = ChipModel(self.contents.machine, self._memory(), exact=self.exact)
         for step in self.contents.steps:
             if isinstance(step, Segment):
                 self._segment(step, nvdla, tensors, observe)
@@ -72,17 +72,17 @@ class Runner:
                             observe(name, tensors[name])
         return outputs_among(tensors, self.outputs)
 
-    def _memory(self) -> Memory:
+    def _memory(self) -> DeviceMemory:
         """Memory before the first step: the images, and zeros elsewhere."""
         dram = self.contents.dram
         second = self.contents.machine.sram_bytes
-        memory = Memory.blank(dram.base, dram.bytes, (SECOND + SRAM_BASE, second) if second else None)
+        memory = DeviceMemory.blank(dram.base, dram.bytes, (SECOND + SRAM_BASE, second) if second else None)
         for image in dram.images:
             memory.write(image.address, image.data(self.files))
         return memory
 
     def _segment(
-        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], observe: Observer | None
+        self, segment: Segment, nvdla: ChipModel, tensors: dict[str, Array], observe: Observer | None
     ) -> None:
         """Loads, runs and stores a segment."""
         for move in segment.loads:
@@ -100,7 +100,7 @@ class Runner:
         nvdla.execute(self.commands[at:end])
         tensors.update({move.tensor: self._store(move, nvdla.memory) for move in segment.stores})
 
-    def _load(self, move: TensorMove, memory: Memory, tensors: Mapping[str, Array]) -> None:
+    def _load(self, move: TensorMove, memory: DeviceMemory, tensors: Mapping[str, Array]) -> None:
         """Copies a host tensor (1, 1, C, H, W) into memory; lanes without a channel become 0."""
         found = tensors.get(move.tensor)
         size, precision = move.bytes(self.contents.machine), move.place.precision
@@ -118,13 +118,13 @@ class Runner:
         filled[move.place.lane_numbers] = values
         feature.store(cube, filled, self._view(move, size, memory))
 
-    def _store(self, move: TensorMove, memory: Memory) -> Array:
+    def _store(self, move: TensorMove, memory: DeviceMemory) -> Array:
         """A tensor (1, *shape) read from memory."""
         cube = move.cube(self.contents.machine)
         values = feature.unpack(cube, self._view(move, cube.bytes, memory))[move.place.lane_numbers]
         return np.ascontiguousarray(values, HOST_DTYPES[cube.precision]).reshape(1, *move.shape)
 
-    def _view(self, move: TensorMove, size: int, memory: Memory) -> Array:
+    def _view(self, move: TensorMove, size: int, memory: DeviceMemory) -> Array:
         at = move.place.address
         found = memory.view(at + SECOND if self.contents.machine.in_sram(at) else at, size)
         if found is None:

@@ -23,7 +23,7 @@ from npuc.targets.nvdla.machine.parameters import SRAM_BASE
 from npuc.targets.nvdla.machine.registers import RESERVED, Register, RegisterMap
 from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents, Produced, TensorMove
 from npuc.text.terminal import count
-from npuc.view import Activity, Buffer, Heading, Line, MemoryAnnotation, Name, Timeline, host_line, names_of
+from npuc.view import Activity, BufferUse, Heading, Line, MemoryAnnotation, Name, Timeline, host_line, names_of
 
 POINTER = "S_POINTER"
 """Its lowest bit selects the ping-pong group that writes to a unit's D_ registers go to."""
@@ -258,7 +258,7 @@ def timeline(program: Program) -> Timeline:
 
 
 def _activities(
-    layers: Sequence[_Layer], jobs: Sequence[_Job], maps: Sequence[tuple[int, Buffer]], contents: Contents
+    layers: Sequence[_Layer], jobs: Sequence[_Job], maps: Sequence[tuple[int, BufferUse]], contents: Contents
 ) -> list[Activity]:
     """The activities of every operation: its units run in parallel, each fed by the previous one or by maps."""
     found: list[Activity] = []
@@ -277,7 +277,7 @@ def _activities(
     return found
 
 
-def _makers(number: int, job: _Job, maps: Sequence[tuple[int, Buffer]], contents: Contents) -> Iterator[int]:
+def _makers(number: int, job: _Job, maps: Sequence[tuple[int, BufferUse]], contents: Contents) -> Iterator[int]:
     """The operations that completed what an operation reads."""
     for title, value in job.registers.items():
         if READS.search(title):
@@ -333,14 +333,14 @@ def _jobs(program: Program, contents: Contents, layers: Sequence[_Layer], ends: 
         yield _Job(number, each.start, start, end, (edges[0], edges[1]), written, each.result)
 
 
-def _constants(program: Program, contents: Contents, end: int) -> Iterator[Buffer]:
+def _constants(program: Program, contents: Contents, end: int) -> Iterator[BufferUse]:
     """Memory images, which stay for the whole run."""
     for image in contents.dram.images:
         size = len(program.files.get(image.file, b""))
-        yield Buffer("dram", image.file, image.address - contents.dram.base, size, 0, end)
+        yield BufferUse("dram", image.file, image.address - contents.dram.base, size, 0, end)
 
 
-def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[tuple[int, Buffer]]:
+def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[tuple[int, BufferUse]]:
     """The tensors in memory, each with the operation that completes it, or -1 if the host loads it."""
     fetched = {move.tensor for segment in contents.segments for move in segment.stores}
     stored = [(-1, 0, move) for segment in contents.segments for move in segment.loads]
@@ -358,7 +358,7 @@ def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[tuple[
         until = min(end if move.tensor in fetched else last, later[reused].start if reused < len(later) else end)
         second = contents.machine.in_sram(first)
         memory, base = ("sram", SRAM_BASE) if second else ("dram", contents.dram.base)
-        yield number, Buffer(memory, move.tensor, first - base, size, start, max(until, written))
+        yield number, BufferUse(memory, move.tensor, first - base, size, start, max(until, written))
 
 
 def _reads(job: _Job, first: int, behind: int) -> bool:
@@ -370,7 +370,7 @@ def _overlaps(move: TensorMove, contents: Contents, first: int, behind: int) -> 
     return start < behind and first < start + move.bytes(contents.machine)
 
 
-def _banks(contents: Contents, jobs: Sequence[_Job]) -> Iterator[Buffer]:
+def _banks(contents: Contents, jobs: Sequence[_Job]) -> Iterator[BufferUse]:
     """The convolution buffer: data from bank 0 on, then weights. Both register fields are counts minus one."""
     size = contents.machine.bank_bytes
     for job in jobs:
@@ -379,8 +379,8 @@ def _banks(contents: Contents, jobs: Sequence[_Job]) -> Iterator[Buffer]:
             continue
         banks = contents.registers["CDMA.D_BANK"].decoded(value)
         data, weights = size * (banks.DATA_BANK + 1), size * (banks.WEIGHT_BANK + 1)
-        yield Buffer("cbuf", "data", 0, data, *job.slot)
-        yield Buffer("cbuf", "weights", data, weights, *job.slot)
+        yield BufferUse("cbuf", "data", 0, data, *job.slot)
+        yield BufferUse("cbuf", "weights", data, weights, *job.slot)
 
 
 ADDRESSES = 1 << 32

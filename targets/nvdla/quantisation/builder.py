@@ -23,11 +23,11 @@ from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.integer import IDLE
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
-from npuc.targets.nvdla.quantisation.form import Form, relu
+from npuc.targets.nvdla.quantisation.form import PassDraft, relu
 
 
 @frozen
-class Group:
+class FusedPass:
     """A convolution and the node fused into its pass; `last` is the node whose result the pass computes."""
 
     conv: Node
@@ -42,10 +42,10 @@ class Group:
         return second if first == self.conv.output else first
 
 
-def groups(graph: Graph, nodes: Sequence[Node]) -> dict[Node, Group]:
+def groups(graph: Graph, nodes: Sequence[Node]) -> dict[Node, FusedPass]:
     """The group of every pass of more than one node, by its last node."""
     integer = set(nodes)
-    found: dict[Node, Group] = {}
+    found: dict[Node, FusedPass] = {}
     taken: set[str] = set()
     for node in nodes:
         if node.op not in ("Add", "PRelu", "LeakyRelu"):
@@ -58,7 +58,7 @@ def groups(graph: Graph, nodes: Sequence[Node]) -> dict[Node, Group]:
         if candidates:
             conv = max(candidates, key=graph.nodes.index)
             taken.add(conv.output)
-            found[node] = Group(conv, node)
+            found[node] = FusedPass(conv, node)
     return found
 
 
@@ -79,7 +79,7 @@ MOST_POOL = 8
 OPERANDS = ("x1_alu", "x1_mul", "x2_alu", "x2_mul", "table")
 
 
-class Builder(GraphBuilder, ABC):
+class PassBuilder(GraphBuilder, ABC):
     """Walks the float graph once."""
 
     def __init__(
@@ -100,15 +100,15 @@ class Builder(GraphBuilder, ABC):
         """Copies of a tensor, the first, that suit the scale of a result."""
 
     @abstractmethod
-    def elementwise(self, node: Node) -> tuple[str, Form]:
+    def elementwise(self, node: Node) -> tuple[str, PassDraft]:
         """The map that goes through SDP, by its name in the new graph, and the pass."""
 
     @abstractmethod
-    def sloped(self, node: Node) -> Form:
+    def sloped(self, node: Node) -> PassDraft:
         """Slopes for negative values in the second stage."""
 
     @abstractmethod
-    def added(self, node: Node, operand: str) -> Form:
+    def added(self, node: Node, operand: str) -> PassDraft:
         """A second stage that adds a map."""
 
     def operand(self, node: Node, tensor: str) -> str:
@@ -125,15 +125,15 @@ class Builder(GraphBuilder, ABC):
         """The scale of values between the stages, if the second one works in steps of the tensor."""
 
     @abstractmethod
-    def weights(self, form: Form, conv: Node, bias: Array | None, unit: float) -> Array:
+    def weights(self, form: PassDraft, conv: Node, bias: Array | None, unit: float) -> Array:
         """A convolution's stored weights; sets the form's stages to convert sums to steps of `unit`."""
 
     @abstractmethod
-    def close(self, form: Form, last: Node) -> None:
+    def close(self, form: PassDraft, last: Node) -> None:
         """Completes the pass of a convolution for its result."""
 
     @abstractmethod
-    def limits(self, form: Form, last: Node) -> Form | None:
+    def limits(self, form: PassDraft, last: Node) -> PassDraft | None:
         """The pass for limits of the result that a form has no stage for; None if there are none."""
 
     @abstractmethod
@@ -167,7 +167,7 @@ class Builder(GraphBuilder, ABC):
         elif node in self.groups:
             self._group(node, self.groups[node])
         elif node.op == "Conv":
-            self._conv(node, node, Form(), self.scales[node.output], relu(node))
+            self._conv(node, node, PassDraft(), self.scales[node.output], relu(node))
         elif node.op in ("AveragePool", "GlobalAveragePool"):
             self.average(node)
         elif node.op == "LRN":
@@ -192,7 +192,7 @@ class Builder(GraphBuilder, ABC):
         outputs = tuple(self.int8(name) for name in node.outputs)
         self.add(Node(op, inputs, outputs, attrs, node.name or node.output, node.sources))
 
-    def _group(self, node: Node, group: Group) -> None:
+    def _group(self, node: Node, group: FusedPass) -> None:
         operand = group.operand
         if operand is None:
             return self._conv(group.conv, node, self.sloped(node), self.unit(node.output), x1=0)
@@ -200,7 +200,7 @@ class Builder(GraphBuilder, ABC):
         form = self.added(node, operand)
         return self._conv(group.conv, node, form, self.unit(operand), x1=relu(group.conv))
 
-    def _conv(self, conv: Node, last: Node, form: Form, unit: float, x1: int) -> None:
+    def _conv(self, conv: Node, last: Node, form: PassDraft, unit: float, x1: int) -> None:
         """The pass of a convolution whose first stage gives steps of `unit`, followed by ReLU if x1 is set."""
         x, _, *rest = conv.inputs
         bias = self.float.constants[rest[0]] if rest and rest[0] else None
@@ -236,7 +236,7 @@ class Builder(GraphBuilder, ABC):
         op: str,
         inputs: tuple[str, ...],
         last: Node,
-        form: Form,
+        form: PassDraft,
         window: Mapping[str, Attr],
         sources: tuple[str, ...],
     ) -> None:
@@ -259,7 +259,7 @@ class Builder(GraphBuilder, ABC):
         inputs: tuple[str, ...],
         output: str,
         last: Node,
-        form: Form,
+        form: PassDraft,
         window: Mapping[str, Attr],
         sources: tuple[str, ...],
         suffix: str = "",

@@ -17,10 +17,28 @@ from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.attributes import RESULT
-from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, Share, addends, factor, factors, share, two_factors
-from npuc.targets.nvdla.arithmetic.integer import Stage
-from npuc.targets.nvdla.quantisation.builder import Builder
-from npuc.targets.nvdla.quantisation.form import COMPARISONS, FEW, MAX, SUM, Form, few, per_channel, relu, slopes
+from npuc.targets.nvdla.arithmetic.fixed_point import (
+    FRACTION,
+    SumShare,
+    addends,
+    factor,
+    factors,
+    share,
+    two_factors,
+)
+from npuc.targets.nvdla.arithmetic.integer import SdpStage
+from npuc.targets.nvdla.quantisation.builder import PassBuilder
+from npuc.targets.nvdla.quantisation.form import (
+    COMPARISONS,
+    FEW,
+    MAX,
+    SUM,
+    PassDraft,
+    few,
+    per_channel,
+    relu,
+    slopes,
+)
 from npuc.targets.nvdla.quantisation.tables import every_value, wide_entries
 
 OPERAND_BITS = 30
@@ -29,7 +47,7 @@ FINEST_OPERAND = 2.0**-10
 """In steps of the sum: an operand with finer steps is requantised to these, within the multipliers' range."""
 
 
-class Elementwise(Builder):
+class ElementwiseBuilder(PassBuilder):
     """A builder that creates the pass of each elementwise operator on integers."""
 
     element: str
@@ -59,18 +77,18 @@ class Elementwise(Builder):
         """The scale of values between the stages, a fraction of the tensor's."""
         return self.scales[tensor] * self.fine
 
-    def elementwise(self, node: Node) -> tuple[str, Form]:
+    def elementwise(self, node: Node) -> tuple[str, PassDraft]:
         """The map that goes through SDP, and the pass."""
         if node.op in ("Max", "Min") and self._zeros(node):
             return self._compared(node)
         x, form = self._form(node)
         if self.dtype_of(x) != self.element:
-            form = Form(attrs={RESULT.name: self.element}).convert(self.scales[x] / self.scales[node.output])
+            form = PassDraft(attrs={RESULT.name: self.element}).convert(self.scales[x] / self.scales[node.output])
         if "table" not in form.operands:
             form.centred(self.zeros[x]).converter = form.converted(self.zeros[node.output])
         return self.as_int8(x), form
 
-    def _form(self, node: Node) -> tuple[str, Form]:
+    def _form(self, node: Node) -> tuple[str, PassDraft]:
         """The float tensor that goes through SDP, and the pass without the zero points of it and the result."""
         x, y = node.inputs[0], self.scales[node.output]
         ratio = self.scales[x] / y if x in self.scales else 1.0
@@ -80,45 +98,45 @@ class Elementwise(Builder):
             case "Mul":
                 return self._product(node, y)
             case op if op in CONVERSIONS:
-                return x, self._brought(Form(), ratio)
+                return x, self._brought(PassDraft(), ratio)
             case "Relu" | "Clip" if is_relu(node):
                 if self._plain(node):
-                    return x, Form(Stage(relu=1)).convert(ratio)
-                form = self._brought(Form(), ratio)
+                    return x, PassDraft(SdpStage(relu=1)).convert(ratio)
+                form = self._brought(PassDraft(), ratio)
                 form.x1 = replace(form.x1, relu=1)
                 return x, form
             case "Neg":
-                return x, Form().convert(-ratio) if self._plain(node) else self._brought(Form(), -ratio)
+                return x, PassDraft().convert(-ratio) if self._plain(node) else self._brought(PassDraft(), -ratio)
             case "Abs":
                 return x, self._absolute(node, ratio)
             case "PRelu" | "LeakyRelu":
                 return x, self._brought(self.sloped(node), ratio)
             case "Clip":
                 low, shift = addends(np.array(MIN(node) / y * 2.0**self.fraction).reshape(FEW))
-                return x, self._brought(self._second(Stage(MAX, shift), low), ratio)
+                return x, self._brought(self._second(SdpStage(MAX, shift), low), ratio)
             case "HardSigmoid":
                 beta, shift = addends(np.array(HARD_BETA(node) / y * 2.0**self.fraction).reshape(FEW))
-                form = self._second(Stage(SUM, shift, relu=1), beta)
+                form = self._second(SdpStage(SUM, shift, relu=1), beta)
                 return x, self._brought(form, ratio * HARD_ALPHA(node))
             case _:
                 steps = self.steps(x), self.steps(node.output)
                 return x, every_value(node, *steps) if self.bits == 8 else wide_entries(node, *steps)
 
-    def sloped(self, node: Node) -> Form:
+    def sloped(self, node: Node) -> PassDraft:
         """Slopes for negative values in the second stage, at fractions of the result's scale."""
         values, shift = factors(slopes(self.float, node))
-        form = Form(x2=Stage(multiply=1, prelu=1, shift=shift), operands={"x2_mul": values})
+        form = PassDraft(x2=SdpStage(multiply=1, prelu=1, shift=shift), operands={"x2_mul": values})
         return form.convert(self.fine)
 
-    def _second(self, stage: Stage, operand: Array) -> Form:
+    def _second(self, stage: SdpStage, operand: Array) -> PassDraft:
         """A second stage with a register operand, at fractions of the result's scale."""
-        return Form(x2=stage, operands={"x2_alu": operand}).convert(self.fine)
+        return PassDraft(x2=stage, operands={"x2_alu": operand}).convert(self.fine)
 
-    def added(self, node: Node, operand: str) -> Form:
+    def added(self, node: Node, operand: str) -> PassDraft:
         """A second stage that adds a map, at fractions of its scale, to the output of the first."""
         unit = self.scales[operand] * self.fine
         zero = self.zeros[operand]
-        form = Form(x2=Stage(COMPARISONS[node.op], self.fraction, relu=int(relu(node) and not zero)))
+        form = PassDraft(x2=SdpStage(COMPARISONS[node.op], self.fraction, relu=int(relu(node) and not zero)))
         form.operands["x2_alu"] = operand
         form.excess = zero * 2.0**self.fraction
         return form.convert(unit / self.scales[node.output])
@@ -137,13 +155,13 @@ class Elementwise(Builder):
             return self.copies[tensor, node.output]
         copy = self.copies[tensor, node.output] = self.fresh(f"{tensor}/for/{node.output}")
         self.scales[copy], self.zeros[copy], self.dtypes[copy] = steps.scale, steps.zero, self.element
-        form = self._brought(Form(), self.scales[tensor] / steps.scale).centred(self.zeros[tensor])
+        form = self._brought(PassDraft(), self.scales[tensor] / steps.scale).centred(self.zeros[tensor])
         form.converter = form.converted(steps.zero)
         source = self.as_int8(tensor)
         self.emit("NvElementwise", (source,), self.int8(copy), node, form, {}, node.sources, f"/{tensor}")
         return copy
 
-    def _compared(self, node: Node) -> tuple[str, Form]:
+    def _compared(self, node: Node) -> tuple[str, PassDraft]:
         """Maximum or minimum of two tensors with zero points, both requantised like the result."""
         covering = [name for name in node.inputs if self.covers(node, name)]
         x, other = covering[0], node.inputs[1] if node.inputs[0] == covering[0] else node.inputs[0]
@@ -155,26 +173,26 @@ class Elementwise(Builder):
             operand = (
                 np.rint(per_channel(constant) / steps.scale + steps.zero).clip(-32768, 32767).astype(np.int16)
             )
-        form = Form(x2=Stage(COMPARISONS[node.op]), operands={"x2_alu": operand})
+        form = PassDraft(x2=SdpStage(COMPARISONS[node.op]), operands={"x2_alu": operand})
         return self.as_int8(self._copy(node, x, steps)), form
 
-    def _brought(self, form: Form, ratio: float) -> Form:
+    def _brought(self, form: PassDraft, ratio: float) -> PassDraft:
         """The form behind a first stage that converts x to fractions of the result's steps."""
         multiplier, shift = factor(ratio * 2.0**self.fraction)
-        form.x1 = Stage(multiply=1, shift=shift)
+        form.x1 = SdpStage(multiply=1, shift=shift)
         form.operands["x1_mul"] = few(multiplier)
         return form.convert(self.fine)
 
-    def _absolute(self, node: Node, ratio: float) -> Form:
-        form = Form(Stage(multiply=1, prelu=1), operands={"x1_mul": few(-1)})
+    def _absolute(self, node: Node, ratio: float) -> PassDraft:
+        form = PassDraft(SdpStage(multiply=1, prelu=1), operands={"x1_mul": few(-1)})
         if self._plain(node):
             return form.convert(ratio)
         multiplier, shift = factor(ratio * 2.0**self.fraction)
-        form.x2 = Stage(multiply=1, shift=shift)
+        form.x2 = SdpStage(multiply=1, shift=shift)
         form.operands["x2_mul"] = few(multiplier)
         return form.convert(self.fine)
 
-    def _pair(self, node: Node, y: float) -> tuple[str, Form]:
+    def _pair(self, node: Node, y: float) -> tuple[str, PassDraft]:
         """Sum, difference, maximum or minimum of two maps, or of a map and a constant."""
         first, second = node.inputs
         sign = 1.0
@@ -190,9 +208,9 @@ class Elementwise(Builder):
         unit = y * self.fine
         negative = node.op == "Sub" and other == second
         values, shift = addends((-1 if negative else 1) * per_channel(constant) / unit)
-        form = Form(x2=Stage(COMPARISONS[node.op], shift, relu=relu(node)), operands={"x2_alu": values})
+        form = PassDraft(x2=SdpStage(COMPARISONS[node.op], shift, relu=relu(node)), operands={"x2_alu": values})
         multiplier, right = factor(sign * self.scales[x] / unit)
-        form.x1 = Stage(multiply=1, shift=right)
+        form.x1 = SdpStage(multiply=1, shift=right)
         form.operands["x1_mul"] = few(multiplier)
         return x, form.convert(unit / y)
 
@@ -201,7 +219,7 @@ class Elementwise(Builder):
         finest = self.scales[node.output] * FINEST_OPERAND
         return tensor if self.scales[tensor] >= finest else self._copy(node, tensor, Steps(finest))
 
-    def two_maps(self, node: Node, part: Share, other: str) -> Form:
+    def two_maps(self, node: Node, part: SumShare, other: str) -> PassDraft:
         """A map times its share of the sum, unrounded, plus another map shifted to match.
 
         X2 and the converter multiply by the rest of the ratio, as exactly as two 16-bit factors allow.
@@ -211,13 +229,13 @@ class Elementwise(Builder):
         reach = max(reach, abs(self.zeros[node.output]) * self.scales[node.output] / unit)
         rest = two_factors(unit / self.scales[node.output], reach)
         ends = relu(node) and not self.zeros[other]
-        second = Stage(COMPARISONS[node.op], part.left, 1, shift=rest.shift, relu=int(ends))
-        form = Form(Stage(multiply=1), second, converter=(0, rest.scale, rest.scale_shift))
+        second = SdpStage(COMPARISONS[node.op], part.left, 1, shift=rest.shift, relu=int(ends))
+        form = PassDraft(SdpStage(multiply=1), second, converter=(0, rest.scale, rest.scale_shift))
         form.operands |= {"x1_mul": few(part.multiplier), "x2_alu": other, "x2_mul": few(rest.first)}
         form.excess = self.zeros[other] * 2.0 ** (part.left - rest.shift) * rest.first
         return form
 
-    def part_of(self, sign: float, x: str, other: str) -> Share:
+    def part_of(self, sign: float, x: str, other: str) -> SumShare:
         """The multiplier of a map before another is added to it."""
         return share(sign * self.scales[x] / self.scales[other], OPERAND_BITS - self.bits)
 
@@ -233,7 +251,7 @@ class Elementwise(Builder):
         x, other = orders[int(np.argmin(missed))]
         return x, other
 
-    def _product(self, node: Node, y: float) -> tuple[str, Form]:
+    def _product(self, node: Node, y: float) -> tuple[str, PassDraft]:
         """A product. The multiplier's operand must have no zero point: a map without one, otherwise a copy without
         one.
 
@@ -246,7 +264,7 @@ class Elementwise(Builder):
         if constant is None:
             centre = Steps(self.steps(other).reach / 127) if self.zeros[other] else self.steps(other)
             other = self._copy(node, other, centre)
-            form = Form(Stage(multiply=1), operands={"x1_mul": other})
+            form = PassDraft(SdpStage(multiply=1), operands={"x1_mul": other})
             return x, form.convert(self.scales[x] * self.scales[other] / y)
         values, shift = factors(per_channel(constant) * (self.scales[x] / y))
-        return x, Form(Stage(multiply=1, shift=shift), operands={"x1_mul": values})
+        return x, PassDraft(SdpStage(multiply=1, shift=shift), operands={"x1_mul": values})

@@ -19,9 +19,9 @@ from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.constraints import average_kernel, tensors_of
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic import transformed
-from npuc.targets.nvdla.arithmetic.integer import Stage
+from npuc.targets.nvdla.arithmetic.integer import SdpStage
 from npuc.targets.nvdla.formats.precision import FP16_MOST, bits_of_fp17
-from npuc.targets.nvdla.quantisation.builder import MOST_POOL, Builder
+from npuc.targets.nvdla.quantisation.builder import MOST_POOL, PassBuilder
 from npuc.targets.nvdla.quantisation.constraints import upper_limit
 from npuc.targets.nvdla.quantisation.form import (
     COMPARISONS,
@@ -29,7 +29,7 @@ from npuc.targets.nvdla.quantisation.form import (
     MAX,
     MIN,
     SUM,
-    Form,
+    PassDraft,
     explicit_window,
     per_channel,
     relu,
@@ -47,7 +47,7 @@ TRIED = 1 << 12
 """Roundings per channel to find its multiplier; the weights of small kernels are rounded several times."""
 
 
-class Floats(Builder):
+class Floats(PassBuilder):
     """Writes the graph of passes in fp16; every scale is 1."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Floats(Builder):
         del tensor
         return 1.0
 
-    def elementwise(self, node: Node) -> tuple[str, Form]:
+    def elementwise(self, node: Node) -> tuple[str, PassDraft]:
         """The map that goes through SDP, and the pass."""
         x = node.inputs[0]
         match node.op:
@@ -82,30 +82,30 @@ class Floats(Builder):
             case "Mul":
                 return self._product(node)
             case "Relu" | "Clip" if is_relu(node):
-                return x, Form(Stage(relu=1))
+                return x, PassDraft(SdpStage(relu=1))
             case "Neg":
-                return x, Form(Stage(multiply=1), operands={"x1_mul": _few(-1)})
+                return x, PassDraft(SdpStage(multiply=1), operands={"x1_mul": _few(-1)})
             case "Abs":
-                return x, Form(Stage(multiply=1, prelu=1), operands={"x1_mul": _few(-1)})
+                return x, PassDraft(SdpStage(multiply=1, prelu=1), operands={"x1_mul": _few(-1)})
             case "PRelu" | "LeakyRelu":
                 return x, self.sloped(node)
             case "Clip":
-                return x, Form(Stage(MAX), operands={"x1_alu": _few(attributes.MIN(node))})
+                return x, PassDraft(SdpStage(MAX), operands={"x1_alu": _few(attributes.MIN(node))})
             case "HardSigmoid":
                 operands = {"x1_mul": _few(HARD_ALPHA(node)), "x2_alu": _few(HARD_BETA(node))}
-                return x, Form(Stage(multiply=1), Stage(SUM, relu=1), {**operands})
+                return x, PassDraft(SdpStage(multiply=1), SdpStage(SUM, relu=1), {**operands})
             case _:
                 return x, half_entries(node)
 
-    def sloped(self, node: Node) -> Form:
+    def sloped(self, node: Node) -> PassDraft:
         """Slopes for negative values in the second stage."""
-        return Form(x2=Stage(multiply=1, prelu=1), operands={"x2_mul": half(slopes(self.float, node))})
+        return PassDraft(x2=SdpStage(multiply=1, prelu=1), operands={"x2_mul": half(slopes(self.float, node))})
 
-    def added(self, node: Node, operand: str) -> Form:
+    def added(self, node: Node, operand: str) -> PassDraft:
         """A second stage that adds a map."""
-        return Form(x2=Stage(COMPARISONS[node.op], relu=relu(node)), operands={"x2_alu": operand})
+        return PassDraft(x2=SdpStage(COMPARISONS[node.op], relu=relu(node)), operands={"x2_alu": operand})
 
-    def weights(self, form: Form, conv: Node, bias: Array | None, unit: float) -> Array:
+    def weights(self, form: PassDraft, conv: Node, bias: Array | None, unit: float) -> Array:
         """Weights and bias divided by a multiplier per channel, chosen so that the bias is hardly rounded.
 
         A bias rounded to 11 bits would cost as much as all weights of its channel together.
@@ -116,7 +116,7 @@ class Floats(Builder):
         if bias is not None:
             multiplier = _multipliers(w, bias)
             w, share = w / multiplier.reshape(-1, *(1,) * (w.ndim - 1)), bias / multiplier
-            form.x1 = Stage(SUM, multiply=1)
+            form.x1 = SdpStage(SUM, multiply=1)
             form.operands["x1_alu"] = half(share).reshape(COLUMN)
             form.operands["x1_mul"] = half(multiplier).reshape(COLUMN)
             off = half(share) - share
@@ -140,15 +140,15 @@ class Floats(Builder):
         mean, variance = (np.repeat(each, kernels // groups if groups > 1 else 1, axis=0) for each in of_groups)
         return mean, variance
 
-    def close(self, form: Form, last: Node) -> None:
+    def close(self, form: PassDraft, last: Node) -> None:
         """Does nothing: limits of the result are handled like those of any pass."""
 
-    def limits(self, form: Form, last: Node) -> Form | None:
+    def limits(self, form: PassDraft, last: Node) -> PassDraft | None:
         """The upper limit if no stage is free for it behind the others."""
         limit = upper_limit(last)
         if limit >= FP16_MOST or form.limit(_few(limit)):
             return None
-        return Form(Stage(MIN), operands={"x1_alu": _few(limit)})
+        return PassDraft(SdpStage(MIN), operands={"x1_alu": _few(limit)})
 
     def normalise(self, node: Node) -> None:
         """CDP, with tables that reach beyond the samples' values."""
@@ -167,32 +167,32 @@ class Floats(Builder):
             return self.add(Node("NvAveragePool", (self.as_int8(x),), outputs, attrs, name, node.sources))
         channels = self.float.shape(x)[1]
         taps = self.constant(self.part(node.output, "w"), np.ones((channels, 1, *kernel), np.float16))
-        form = Form(Stage(multiply=1), operands={"x1_mul": _few(mean)})
+        form = PassDraft(SdpStage(multiply=1), operands={"x1_mul": _few(mean)})
         attrs = {**window, "group": channels, "average": 1}
         return self.finish("NvConv", (self.as_int8(x), taps), node, form, attrs, node.sources)
 
-    def _pair(self, node: Node) -> tuple[str, Form]:
+    def _pair(self, node: Node) -> tuple[str, PassDraft]:
         """Sum, difference, maximum or minimum of two maps, or of a map and a constant."""
         first, second = node.inputs
         x, other = (first, second) if self.covers(node, first) else (second, first)
-        stage = Stage(COMPARISONS[node.op], relu=relu(node))
+        stage = SdpStage(COMPARISONS[node.op], relu=relu(node))
         constant = self.float.constant(other)
         if node.op != "Sub":
-            return x, Form(
+            return x, PassDraft(
                 x2=stage, operands={"x2_alu": other if constant is None else half(per_channel(constant))}
             )
         if constant is not None and other == second:
-            return x, Form(x2=stage, operands={"x2_alu": half(-per_channel(constant))})
+            return x, PassDraft(x2=stage, operands={"x2_alu": half(-per_channel(constant))})
         operands: dict[str, Array | str] = {"x1_mul": _few(-1)}
         operands["x2_alu"] = first if constant is None else half(per_channel(constant))
-        return second, Form(Stage(multiply=1), stage, operands)
+        return second, PassDraft(SdpStage(multiply=1), stage, operands)
 
-    def _product(self, node: Node) -> tuple[str, Form]:
+    def _product(self, node: Node) -> tuple[str, PassDraft]:
         first, second = node.inputs
         x, other = (first, second) if self.covers(node, first) else (second, first)
         constant = self.float.constant(other)
         operand = other if constant is None else half_factors(per_channel(constant))
-        return x, Form(Stage(multiply=1), operands={"x1_mul": operand})
+        return x, PassDraft(SdpStage(multiply=1), operands={"x1_mul": operand})
 
 
 def _few(value: float) -> Array:

@@ -11,7 +11,7 @@ from npuc.ops.attributes import ACTIVATION, LEAKY_ALPHA
 from npuc.ops.windows import window_of
 from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
 from npuc.targets.nvdla.arithmetic.fixed_point import MOST_CONVERTER_SHIFT, factor
-from npuc.targets.nvdla.arithmetic.integer import ALU, IDLE, Stage
+from npuc.targets.nvdla.arithmetic.integer import ALU, IDLE, SdpStage
 
 SUM, MAX, MIN = (ALU.index(name) for name in ("sum", "max", "min"))
 COMPARISONS = {"Add": SUM, "Sub": SUM, "Max": MAX, "Min": MIN}
@@ -20,11 +20,11 @@ FEW = (1, 1, 1)
 
 
 @dataclass
-class Form:
+class PassDraft:
     """A pass under construction."""
 
-    x1: Stage = IDLE
-    x2: Stage = IDLE
+    x1: SdpStage = IDLE
+    x2: SdpStage = IDLE
     operands: dict[str, Array | str] = field(default_factory=dict[str, "Array | str"])
     """x1_alu, x1_mul, x2_alu, x2_mul, table: constants, or the name of a float tensor."""
     converter: tuple[int, int, int] = IDENTITY
@@ -33,7 +33,7 @@ class Form:
     excess: float = 0.0
     """The excess of the converter's input, caused by the zero points of operands."""
 
-    def convert(self, ratio: float) -> Form:
+    def convert(self, ratio: float) -> PassDraft:
         """Makes the output converter multiply by a ratio."""
         scale, shift = factor(ratio, MOST_CONVERTER_SHIFT)
         while scale and scale % 2 == 0 and shift:
@@ -48,11 +48,11 @@ class Form:
         if not self.x2.idle:
             self.operands = {key.replace("x2", "x1"): value for key, value in self.operands.items()}
             self.x1 = self.x2
-        self.x2 = Stage(MIN)
+        self.x2 = SdpStage(MIN)
         self.operands["x2_alu"] = most
         return True
 
-    def centred(self, zero: int) -> Form:
+    def centred(self, zero: int) -> PassDraft:
         """The form, with the zero point of its map subtracted by the first adder."""
         if zero:
             self.x1 = replace(self.x1, alu=SUM)

@@ -17,14 +17,14 @@ from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic import transformed
 from npuc.targets.nvdla.arithmetic.averages import reciprocals
-from npuc.targets.nvdla.arithmetic.fixed_point import Weights, addends, factor, quantise_weights, share
-from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
+from npuc.targets.nvdla.arithmetic.fixed_point import FixedWeights, addends, factor, quantise_weights, share
+from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
 from npuc.targets.nvdla.arithmetic.transformed import strides
 from npuc.targets.nvdla.model.averages import WIDTHS
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.constraints import upper_limit
-from npuc.targets.nvdla.quantisation.elementwise import OPERAND_BITS, Elementwise
-from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, explicit_window, few
+from npuc.targets.nvdla.quantisation.elementwise import OPERAND_BITS, ElementwiseBuilder
+from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, PassDraft, explicit_window, few
 from npuc.targets.nvdla.quantisation.normalising import normalised
 from npuc.targets.nvdla.quantisation.sums import COLUMN, chosen, kept, stages_of
 
@@ -38,7 +38,7 @@ SLACK = 1e-6
 """Tolerance of a binary logarithm, for rounded scales."""
 
 
-class Integers(Elementwise):
+class Integers(ElementwiseBuilder):
     """Writes the integer graph from a scale for every tensor; given ones come with integer weights."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Integers(Elementwise):
         self.largest = largest
         """The largest magnitude of tensors, as far as samples show it."""
 
-    def weights(self, form: Form, conv: Node, bias: Array | None, unit: float) -> Array:
+    def weights(self, form: PassDraft, conv: Node, bias: Array | None, unit: float) -> Array:
         """The integer weights; sets the form's stages to convert sums to steps of `unit`."""
         x, w = conv.inputs[0], self.float.constants[conv.inputs[1]]
         steps = self.steps(x)
@@ -100,18 +100,18 @@ class Integers(Elementwise):
         most = min(self.largest.get(x, inf) / steps.scale + abs(steps.zero), whole)
         return max(ceil(log2(max(transformed.GAIN * most / whole, 1)) - SLACK), 0)
 
-    def _rounded(self, form: Form, found: Weights) -> Array:
+    def _rounded(self, form: PassDraft, found: FixedWeights) -> Array:
         """The integer weights; puts their stage into the form."""
-        form.x1 = Stage(SUM, found.bias_shift, 1, 0, found.shift)
+        form.x1 = SdpStage(SUM, found.bias_shift, 1, 0, found.shift)
         form.operands |= {"x1_alu": found.bias.reshape(COLUMN), "x1_mul": found.multiplier.reshape(COLUMN)}
         form.attrs |= {"truncate": found.truncate} if found.truncate else {}
         return found.w
 
-    def close(self, form: Form, last: Node) -> None:
+    def close(self, form: PassDraft, last: Node) -> None:
         """Adds the upper limit if a stage is free, and the result's zero point."""
         most = self._limits(last)[1]
         if form.x2 == IDLE and most < np.iinfo(self.element).max:
-            form.x2 = Stage(MIN)
+            form.x2 = SdpStage(MIN)
             form.operands["x2_alu"] = few(most - self.zeros[last.output])
         form.converter = form.converted(self.zeros[last.output])
 
@@ -122,14 +122,14 @@ class Integers(Elementwise):
         low = ACTIVATION(node) in ("Relu", "Clip") or is_relu(node)
         return zero if low else whole.min, whole.max if top >= whole.max - 0.5 else round(top)
 
-    def limits(self, form: Form, last: Node) -> Form | None:
+    def limits(self, form: PassDraft, last: Node) -> PassDraft | None:
         """The pass for limits of the result that a form has no stage for; None if there are none."""
         (low, high), whole = self._limits(last), np.iinfo(self.element)
         lower = low > whole.min and not (form.x2.relu or (form.x2.alu in (0, MIN) and form.x1.relu))
         upper = high < whole.max and form.x2.alu != MIN
         if not lower and not upper:
             return None
-        return Form(Stage(MAX), Stage(MIN), {"x1_alu": few(low), "x2_alu": few(high)})
+        return PassDraft(SdpStage(MAX), SdpStage(MIN), {"x1_alu": few(low), "x2_alu": few(high)})
 
     def unlimited(self, name: str, tensor: str) -> str:
         """The name of a result before its limits, which has the result's scale."""
@@ -196,7 +196,7 @@ class Integers(Elementwise):
             self.add(Node("NvAveragePool", (self.as_int8(x),), outputs, attrs, name, node.sources))
             return
         multiplier, shift = factor(ratio / count)
-        form = Form(Stage(multiply=1, shift=shift), operands={"x1_mul": few(multiplier)})
+        form = PassDraft(SdpStage(multiply=1, shift=shift), operands={"x1_mul": few(multiplier)})
         if x_zero:
             offset, left = addends(np.full(FEW, -x_zero * count))
             form.x1 = replace(form.x1, alu=SUM, alu_shift=left)

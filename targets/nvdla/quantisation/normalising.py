@@ -11,7 +11,7 @@ from npuc.ir import Array, Attr, Node
 from npuc.ops.attributes import LRN_ALPHA, LRN_BETA, LRN_BIAS, SIZE
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.fixed_point import MOST_CONVERTER_SHIFT, factor
-from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES, LO_ENTRIES, Table, interpolated
+from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES, LO_ENTRIES, TablePlacement, interpolated
 from npuc.targets.nvdla.arithmetic.normalisation import (
     LOOKED_AT,
     MOST_ENTRY,
@@ -43,8 +43,8 @@ def normalised(node: Node, x: Steps, y: Steps, bits: int = 8) -> tuple[ResponseT
         raise DoesNotFit("E301", f"the zero point {y.zero} is {offset} before the result's scale", limit=limit)
     return tables, {
         "size": size,
-        "le": Table(START, tables.le_step).as_attr(),
-        "lo": Table(START, tables.lo_step).as_attr(),
+        "le": TablePlacement(START, tables.le_step).as_attr(),
+        "lo": TablePlacement(START, tables.lo_step).as_attr(),
         "zero": x.zero,
         "converter": (offset, scale, shift),
     }
@@ -66,17 +66,17 @@ def normalised_half(node: Node, largest: float) -> tuple[Array, Array, dict[str,
     size, power = SIZE(node), _power(node, 1.0)
     reach = min(HEADROOM * largest or 1.0, FP16_MOST)
     most = min(size * reach**2, FP17_SQUARES)
-    lo = Table(0.0, int(np.ceil(np.log2(most / (LO_ENTRIES - 1)))))
+    lo = TablePlacement(0.0, int(np.ceil(np.log2(most / (LO_ENTRIES - 1)))))
     sums = np.union1d(np.linspace(0, most, LOOKED_AT), np.geomspace(most * 2.0**-30, most, LOOKED_AT))
 
-    def entries(table: Table, count: int) -> Array:
+    def entries(table: TablePlacement, count: int) -> Array:
         return half(power(table.start + 2.0**table.select * np.arange(count)))
 
-    def error(le: Table) -> float:
+    def error(le: TablePlacement) -> float:
         both = np.concatenate([entries(le, LE_ENTRIES), entries(lo, LO_ENTRIES)])
         return worst(sums, interpolated((le, lo), sums, both) - power(sums))
 
-    le = min((Table(0.0, lo.select - finer) for finer in range(FINEST + 1)), key=error)
+    le = min((TablePlacement(0.0, lo.select - finer) for finer in range(FINEST + 1)), key=error)
     attrs: dict[str, Attr] = {"size": size, "le": le.as_attr(), "lo": lo.as_attr()}
     return entries(le, LE_ENTRIES), entries(lo, LO_ENTRIES), attrs
 

@@ -17,7 +17,7 @@ from npuc.targets.nvdla.arithmetic.fixed_point import (
     factors,
     largest_magnitudes,
 )
-from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
+from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
 from npuc.targets.nvdla.quantisation.form import SUM
 
 TOLERANCE = 2.0**-16
@@ -94,17 +94,17 @@ SATURATED = 256
 """A result this many steps from the zero point saturates to int8, whatever the zero point."""
 
 
-def one_stage(sums: Sums) -> tuple[Stage, Operands, float]:
+def one_stage(sums: Sums) -> tuple[SdpStage, Operands, float]:
     """X1 with bias and multiplier, and its largest error in steps of the result."""
     bias, left = addends(sums.bias)
     multiplier, shift = factors(sums.ratio)
     wrong_ratio = np.abs(multiplier * 2.0**-shift - sums.ratio) * sums.bound
     wrong_bias = np.abs(bias * 2.0**left - sums.bias) * sums.ratio
     operands = {"x1_alu": bias.reshape(COLUMN), "x1_mul": multiplier.reshape(COLUMN)}
-    return Stage(SUM, left, 1, 0, shift), operands, float((wrong_ratio + wrong_bias).max())
+    return SdpStage(SUM, left, 1, 0, shift), operands, float((wrong_ratio + wrong_bias).max())
 
 
-def two_stages(sums: Sums) -> tuple[Stage, Stage, Operands]:
+def two_stages(sums: Sums) -> tuple[SdpStage, SdpStage, Operands]:
     """X1 and X2, whose two multipliers represent the ratio as exactly as onnxruntime's floats do.
 
     X1 adds the upper part of the bias and multiplies by a factor that fits 32 bits; X2 adds the rest of the bias,
@@ -118,7 +118,7 @@ def two_stages(sums: Sums) -> tuple[Stage, Stage, Operands]:
     lower = np.rint((sums.bias - upper * 2.0**left) * first / 2.0**lower_left).astype(np.int16)
     operands = {"x1_alu": upper, "x1_mul": first.astype(np.int16), "x2_alu": lower, "x2_mul": second}
     columns = {key: value.reshape(COLUMN) for key, value in operands.items()}
-    return Stage(SUM, left, 1), Stage(SUM, lower_left, 1, 0, shift), columns
+    return SdpStage(SUM, left, 1), SdpStage(SUM, lower_left, 1, 0, shift), columns
 
 
 def _split(ratio: Array, room: Array) -> tuple[Array, Array, int]:
@@ -157,7 +157,7 @@ ROWS = 16
 """Channels at once: their candidates stay in the cache."""
 
 
-def stages_of(sums: Sums, *, free: bool) -> tuple[Stage, Stage, Operands]:
+def stages_of(sums: Sums, *, free: bool) -> tuple[SdpStage, SdpStage, Operands]:
     """X1 and X2 of a convolution; uses both if one stage alone exceeds TOLERANCE and X2 is free."""
     stage, operands, error = one_stage(sums)
     if error <= TOLERANCE or not free:

@@ -16,8 +16,8 @@ from npuc.ops import OPS
 from npuc.quantize.arithmetic.tables import wanted_values
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.fixed_point import factor
-from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES, LO_ENTRIES, Table
-from npuc.targets.nvdla.quantisation.form import Form
+from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES, LO_ENTRIES, TablePlacement
+from npuc.targets.nvdla.quantisation.form import PassDraft
 
 
 @frozen
@@ -43,23 +43,25 @@ INTERPOLATED: Mapping[str, Shape] = {
 """Functions that interpolation approximates well (errors: docs/nvdla.md); all are flat before the first entry."""
 
 
-def every_value(node: Node, x: Steps, y: Steps) -> Form:
+def every_value(node: Node, x: Steps, y: Steps) -> PassDraft:
     """The pass of a function on int8: results (256,) for the inputs -128..127."""
     with np.errstate(invalid="ignore"):
         wanted = np.rint(wanted_values(node, x.scale, y.scale, x.zero, y.zero))
     if np.isnan(wanted).any():
         wanted = np.nan_to_num(wanted, nan=0.0)
     values: Array = wanted.clip(-128, 127).astype(np.int16)
-    return Form(operands={"table": values})
+    return PassDraft(operands={"table": values})
 
 
-def half_entries(node: Node) -> Form:
+def half_entries(node: Node) -> PassDraft:
     """The pass of a function in fp16."""
     shape = INTERPOLATED[node.op]
     lo, le = _centred(shape.lo, LO_ENTRIES), _centred(shape.le, LE_ENTRIES)
     entries = np.concatenate([_values(node, le, LE_ENTRIES), _values(node, lo, LO_ENTRIES)])
-    placed = Table(lo.start, lo.select, shape.beyond)
-    return Form(operands={"table": entries.astype(np.float16)}, attrs={"le": le.as_attr(), "lo": placed.as_attr()})
+    placed = TablePlacement(lo.start, lo.select, shape.beyond)
+    return PassDraft(
+        operands={"table": entries.astype(np.float16)}, attrs={"le": le.as_attr(), "lo": placed.as_attr()}
+    )
 
 
 MOST_SELECT = 8
@@ -67,7 +69,7 @@ MOST_SELECT = 8
 MOST_SLOPE_SHIFT = 15
 
 
-def wide_entries(node: Node, x: Steps, y: Steps) -> Form:
+def wide_entries(node: Node, x: Steps, y: Steps) -> PassDraft:
     """The pass of a function on int16: tables no coarser than in fp16, and finer if x has a smaller range."""
     shape = INTERPOLATED[node.op]
     select = int(np.clip(np.rint(shape.lo - np.log2(x.scale)), 0, MOST_SELECT))
@@ -75,15 +77,15 @@ def wide_entries(node: Node, x: Steps, y: Steps) -> Form:
     parts = [_values(node, each, count, x.scale) for each, count in ((le, LE_ENTRIES), (lo, LO_ENTRIES))]
     entries = np.rint(np.concatenate(parts) / y.scale).clip(-32768, 32767).astype(np.int16)
     slope, shift = factor(shape.beyond * x.scale / y.scale, MOST_SLOPE_SHIFT)
-    placed = Table(lo.start, lo.select, slope, shift)
-    return Form(operands={"table": entries}, attrs={"le": le.as_attr(), "lo": placed.as_attr()})
+    placed = TablePlacement(lo.start, lo.select, slope, shift)
+    return PassDraft(operands={"table": entries}, attrs={"le": le.as_attr(), "lo": placed.as_attr()})
 
 
-def _centred(select: int, entries: int) -> Table:
-    return Table(-(2.0**select) * (entries // 2), select)
+def _centred(select: int, entries: int) -> TablePlacement:
+    return TablePlacement(-(2.0**select) * (entries // 2), select)
 
 
-def _values(node: Node, table: Table, entries: int, scale: float = 1.0) -> Array:
+def _values(node: Node, table: TablePlacement, entries: int, scale: float = 1.0) -> Array:
     """The function at a table's entries, whose inputs have a scale."""
     (values,) = OPS[node.op].compute(node, [scale * (table.start + 2.0**table.select * np.arange(entries))])
     return values

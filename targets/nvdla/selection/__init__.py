@@ -14,7 +14,7 @@ from npuc.targets.nvdla.operations import timing
 from npuc.targets.nvdla.operations.operation import Contraction, Elementwise, Operation
 from npuc.targets.nvdla.operations.surfaces import converts
 from npuc.targets.nvdla.selection.batches import needs_batches
-from npuc.targets.nvdla.selection.choice import Alternative, Choice, Choices, choose
+from npuc.targets.nvdla.selection.choice import Alternative, Choices, FormChoice, choose
 from npuc.targets.nvdla.selection.context import Constants, Context, Placed, PlannedLayer
 from npuc.targets.nvdla.selection.convolution import (
     largest_tile,
@@ -26,7 +26,7 @@ from npuc.targets.nvdla.selection.convolution import (
 )
 from npuc.targets.nvdla.selection.interleaving import select_interleaving
 from npuc.targets.nvdla.selection.normalisation import select_normalisation
-from npuc.targets.nvdla.selection.parts import Part, computed_lanes
+from npuc.targets.nvdla.selection.parts import ConvolutionPart, computed_lanes
 from npuc.targets.nvdla.selection.pixels import as_column, misplaced
 from npuc.targets.nvdla.selection.pooling import flies, pooled_rows, pooling_behind, select_pooling
 from npuc.targets.nvdla.selection.sdp import select_sdp
@@ -72,7 +72,7 @@ def _elementwise(context: Context, layer: PlannedLayer) -> Elementwise:
     """SDP on a map in memory, with PDP behind it if the layer has a pool."""
     x, y = context.placed[layer.node.inputs[0]], context.placed[layer.node.output]
     sdp = select_sdp(context, layer.node, y, 0, y.view.extent)
-    whole = Part(0, y.view.extent, 0, x.view.extent)
+    whole = ConvolutionPart(0, y.view.extent, 0, x.view.extent)
     pooling = None
     if layer.pool:
         rows = 0, context.placed[layer.pool.output].view.height
@@ -107,10 +107,10 @@ def fly(context: Context, layer: PlannedLayer) -> bool:
 __all__ = [
     "COMPUTED",
     "Alternative",
-    "Choice",
     "Choices",
     "Constants",
     "Context",
+    "FormChoice",
     "Placed",
     "PlannedLayer",
     "choose",

@@ -55,7 +55,7 @@ class Alternative:
 
 
 @frozen
-class Choice:
+class FormChoice:
     """The form chosen for a convolution, and all possible ones."""
 
     form: WeightForm
@@ -66,7 +66,7 @@ class Choice:
 class Choices:
     """The choice for every convolution by the name of its result, and the format of every image by tensor name."""
 
-    convolutions: Mapping[str, Choice]
+    convolutions: Mapping[str, FormChoice]
     images: Mapping[str, str]
 
 
@@ -96,7 +96,7 @@ def choose(
                 images[name] = pixels
                 chosen |= as_image
             found |= {each: (*found[each], *alternatives) for each, alternatives in others.items()}
-    return Choices({name: Choice(chosen[name].form, found[name]) for name in found}, images)
+    return Choices({name: FormChoice(chosen[name].form, found[name]) for name in found}, images)
 
 
 def _possible(node: Node, alternatives: Sequence[Alternative]) -> Sequence[Alternative]:

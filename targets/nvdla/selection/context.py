@@ -13,12 +13,12 @@ from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.operation import Kernels, Sdp, Surface
-from npuc.targets.nvdla.operations.surfaces import View
+from npuc.targets.nvdla.operations.surfaces import BufferView
 from npuc.targets.nvdla.operations.tiling import Geometry
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 
 if TYPE_CHECKING:
-    from npuc.targets.nvdla.selection.parts import Part
+    from npuc.targets.nvdla.selection.parts import ConvolutionPart
 
 
 KernelKey = tuple[str, int, int, WeightForm]
@@ -58,7 +58,7 @@ class Constants:
 class Placed:
     """A tensor's view and the address of its buffer."""
 
-    view: View
+    view: BufferView
     base: int
 
     def surface(
@@ -88,10 +88,10 @@ class Context:
     constants: Constants
     data_banks: int = 0
     """CBUF banks preferred for data; 0 for half of them."""
-    passes: dict[str, list[Part]] = field(default_factory=dict["str", "list[Part]"])
+    passes: dict[str, list[ConvolutionPart]] = field(default_factory=dict["str", "list[ConvolutionPart]"])
     """Passes of the convolutions seen so far, by result."""
-    shapes: dict[tuple[str, Part, WeightForm], Geometry] = field(
-        default_factory=dict["tuple[str, Part, WeightForm]", "Geometry"]
+    shapes: dict[tuple[str, ConvolutionPart, WeightForm], Geometry] = field(
+        default_factory=dict["tuple[str, ConvolutionPart, WeightForm]", "Geometry"]
     )
     """The geometry of each pass, by result, pass and weight form."""
     copied: Mapping[KernelKey, int] = field(default_factory=dict[KernelKey, int])
@@ -129,6 +129,6 @@ class Piece:
     """A piece of the weights of a layer's pass that one BDMA transfer copies: first byte and size."""
 
     layer: PlannedLayer
-    part: Part
+    part: ConvolutionPart
     first: int
     bytes: int

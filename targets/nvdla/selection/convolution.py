@@ -42,7 +42,14 @@ from npuc.targets.nvdla.operations.tiling import (
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 from npuc.targets.nvdla.selection.batches import in_batches
 from npuc.targets.nvdla.selection.context import Constants, Context, Placed, PlannedLayer
-from npuc.targets.nvdla.selection.parts import Part, dense_weights, geometry, parts_of, sharing, tile_window
+from npuc.targets.nvdla.selection.parts import (
+    ConvolutionPart,
+    dense_weights,
+    geometry,
+    parts_of,
+    sharing,
+    tile_window,
+)
 from npuc.targets.nvdla.selection.pixels import misplaced
 from npuc.targets.nvdla.selection.pooling import most_pooled, pooled_rows, pooling_behind
 from npuc.targets.nvdla.selection.sdp import select_sdp
@@ -127,7 +134,7 @@ def _without_single_rows(edges: Sequence[int], most: int, form: WeightForm) -> S
     return equal_edges(edges[-1], -(-edges[-1] // max(most, 1)), form) if min(rows) == 1 else edges
 
 
-def _by_atom(context: Context, node: Node) -> list[Part]:
+def _by_atom(context: Context, node: Node) -> list[ConvolutionPart]:
     """Passes that write one surface each."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     atom = y.view.buffer.atom_elements
@@ -136,7 +143,7 @@ def _by_atom(context: Context, node: Node) -> list[Part]:
 
 
 def _select_pass(
-    context: Context, layer: PlannedLayer, edges: Sequence[int], parts: Sequence[Part]
+    context: Context, layer: PlannedLayer, edges: Sequence[int], parts: Sequence[ConvolutionPart]
 ) -> Iterator[Convolution]:
     node = layer.node
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
@@ -161,7 +168,7 @@ def _rows(context: Context, layer: PlannedLayer, first: int, end: int) -> tuple[
 
 
 def _convolution(
-    context: Context, layer: PlannedLayer, part: Part, kernels: Kernels, shape: Geometry, tile: RowTile
+    context: Context, layer: PlannedLayer, part: ConvolutionPart, kernels: Kernels, shape: Geometry, tile: RowTile
 ) -> Convolution:
     """One pass on one tile."""
     node, winograd = layer.node, layer.form.kind == "winograd"
@@ -234,7 +241,7 @@ def needed_lines(context: Context, layer: PlannedLayer, rows: int) -> int:
     return (begin + lines - 1) * shape.line_step + 1
 
 
-def passes(context: Context, node: Node) -> list[Part]:
+def passes(context: Context, node: Node) -> list[ConvolutionPart]:
     """The cheapest division of the result's lanes into passes, computed once."""
     if node.output not in context.passes:
         x, y = context.placed[node.inputs[0]], context.placed[node.output]
@@ -242,14 +249,14 @@ def passes(context: Context, node: Node) -> list[Part]:
     return context.passes[node.output]
 
 
-def _kernels(context: Context, node: Node, part: Part, shape: Geometry) -> Kernels:
+def _kernels(context: Context, node: Node, part: ConvolutionPart, shape: Geometry) -> Kernels:
     """The weights of a pass, at the address from which the hardware reads them."""
     kernels = _store_kernels(context, node, part, shape)
     address = context.copied.get((node.output, part.first, part.count, shape.form))
     return kernels if address is None else replace(kernels, address=address, copied=True)
 
 
-def _store_kernels(context: Context, node: Node, part: Part, shape: Geometry) -> Kernels:
+def _store_kernels(context: Context, node: Node, part: ConvolutionPart, shape: Geometry) -> Kernels:
     """The weights of a pass, stored among the constants once."""
     known, key = context.constants.kernels, (node.output, part.first, part.count, shape.form)
     if key not in known:
@@ -291,7 +298,7 @@ def compressible(context: Context, node: Node) -> bool:
     )
 
 
-def _shape(context: Context, node: Node, part: Part, x: Placed, form: WeightForm) -> Geometry:
+def _shape(context: Context, node: Node, part: ConvolutionPart, x: Placed, form: WeightForm) -> Geometry:
     """The geometry of a pass, computed once."""
     key = node.output, part, form
     if key not in context.shapes:
@@ -304,7 +311,7 @@ def _shape(context: Context, node: Node, part: Part, x: Placed, form: WeightForm
     return context.shapes[key]
 
 
-def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Part]:
+def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[ConvolutionPart]:
     """The cheapest division of the result's lanes into passes that fit."""
     atom, extent, lanes = y.view.buffer.atom_elements, y.view.extent, (x.view.lanes, y.view.lanes)
     together = sharing(context.graph, context.machine, node, x.view.lanes)
@@ -326,7 +333,7 @@ def _fits(context: Context, shape: Geometry) -> bool:
     return kernels_together(machine, shape) >= min(machine.kernel_group(shape.precision), shape.kernels)
 
 
-def _part_cycles(context: Context, node: Node, part: Part, x: Placed, y: Placed) -> float:
+def _part_cycles(context: Context, node: Node, part: ConvolutionPart, x: Placed, y: Placed) -> float:
     """Clocks of a pass, in the fewest tiles that fit."""
     shape = _shape(context, node, part, x, DIRECT)
     size = part.count * shape.kernel_bytes

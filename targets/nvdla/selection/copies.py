@@ -22,8 +22,8 @@ from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
 from npuc.targets.nvdla.arithmetic.integer import IDLE, operands
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.surfaces import (
+    BufferView,
     Lanes,
-    View,
     contiguous,
     is_view,
     lanes_of_results,
@@ -117,7 +117,7 @@ def copy_maps(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str]
     return copies.made()
 
 
-def pack_channels(quantised: Quantised, nodes: Sequence[Node], views: Mapping[str, View]) -> Quantised:
+def pack_channels(quantised: Quantised, nodes: Sequence[Node], views: Mapping[str, BufferView]) -> Quantised:
     """The integer graph with copies of operands per channel that are part of a larger map: SDP reads no gaps."""
     copies = _Copies(quantised)
     for reader in nodes:
@@ -131,7 +131,7 @@ def pack_channels(quantised: Quantised, nodes: Sequence[Node], views: Mapping[st
     return copies.made()
 
 
-def _per_channel(reader: Node, operand: View, result: View) -> bool:
+def _per_channel(reader: Node, operand: BufferView, result: BufferView) -> bool:
     """Whether a node reads a single pixel of an operand for all pixels of its result."""
     extents = [(each.height, each.width) for each in (operand, result)]
     return reader.op in ("NvConv", "NvElementwise") and extents[0] == (1, 1) != extents[1]

@@ -6,7 +6,7 @@ from npuc.ir import Node
 from npuc.ops.attributes import SIZE
 from npuc.targets.nvdla.arithmetic.attributes import ZERO
 from npuc.targets.nvdla.arithmetic.integer import converter, tables
-from npuc.targets.nvdla.operations.operation import Normalisation, Tables
+from npuc.targets.nvdla.operations.operation import Normalisation, OperationTables
 from npuc.targets.nvdla.selection.context import Context
 from npuc.targets.nvdla.selection.sdp import ramp
 
@@ -20,4 +20,4 @@ def select_normalisation(context: Context, node: Node) -> Normalisation:
         ramp(table, context.graph.constants[name]) for table, name in zip(placed, node.inputs[1:3], strict=True)
     )
     size, zero = SIZE(node), ZERO(node)
-    return Normalisation(x.surface(), size, zero, Tables(lo, le), converter(node), y.surface())
+    return Normalisation(x.surface(), size, zero, OperationTables(lo, le), converter(node), y.surface())

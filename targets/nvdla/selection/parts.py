@@ -16,7 +16,14 @@ from npuc.targets.nvdla.arithmetic.integer import operands
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.operation import KernelWindow, Surface
-from npuc.targets.nvdla.operations.surfaces import Lanes, View, contiguous, map_shape, spaced, tensor_precision
+from npuc.targets.nvdla.operations.surfaces import (
+    BufferView,
+    Lanes,
+    contiguous,
+    map_shape,
+    spaced,
+    tensor_precision,
+)
 from npuc.targets.nvdla.operations.tiling import Geometry, RowTile, expect_kernels, kernels_together
 from npuc.targets.nvdla.selection.context import Placed
 
@@ -87,7 +94,7 @@ def sharing(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
 
 
 @frozen
-class Part:
+class ConvolutionPart:
     """A pass of a convolution: some lanes of the result, and the input lanes that they depend on."""
 
     first: int
@@ -110,7 +117,7 @@ class Part:
 
 def parts_of(
     graph: Graph, node: Node, lanes: tuple[Lanes, Lanes], width: tuple[int, int], atom: int
-) -> list[Part]:
+) -> list[ConvolutionPart]:
     """Passes over the lanes of the result, each with the input atoms that its groups need.
 
     lanes: of input and result. width: lanes from one pass to the next, and how many of them a pass computes.
@@ -119,18 +126,18 @@ def parts_of(
     groups, channels = GROUP(node), len(x)
     kernels, extent = graph.shape(node.output)[1] // groups, y[-1] + 1
     group_of = {lane: number // kernels for number, lane in enumerate(y)}
-    found: list[Part] = []
+    found: list[ConvolutionPart] = []
     for first in range(0, extent, width[0]):
         count = min(width[1], extent - first)
         used = [group_of[lane] for lane in range(first, first + count) if lane in group_of]
         per_group = channels // groups
         low = x[min(used) * per_group] // atom * atom if used else 0
         high = x[(max(used) + 1) * per_group - 1] + 1 if used else 1
-        found.append(Part(first, count, low, high - low))
+        found.append(ConvolutionPart(first, count, low, high - low))
     return found
 
 
-def dense_weights(graph: Graph, node: Node, part: Part, views: tuple[View, View]) -> Array:
+def dense_weights(graph: Graph, node: Node, part: ConvolutionPart, views: tuple[BufferView, BufferView]) -> Array:
     """The dense weights (lanes of the result, lanes of the input, R, S) of a pass.
 
     Zero outside groups and in lanes without a channel. views: of the input and of the result.

@@ -15,7 +15,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.targets.nvdla.operations.operation import Convolution, Operation
-from npuc.targets.nvdla.operations.pingpong import Progress, Work
+from npuc.targets.nvdla.operations.pingpong import EngineProgress, Work
 from npuc.targets.nvdla.operations.scoreboard import Scoreboard, Touched, touched
 from npuc.targets.nvdla.operations.tiling import divided_anew, equal_edges
 from npuc.targets.nvdla.selection import (
@@ -41,7 +41,7 @@ Edges = tuple[int, ...]
 
 
 @frozen
-class Plan:
+class TilePlan:
     """The tile edges of every layer by the name of its result, and the banks preferred for data."""
 
     edges: Mapping[str, Edges]
@@ -74,7 +74,7 @@ class _Begun:
 
     base: float
     """The time at which their progress begins."""
-    progress: Progress
+    progress: EngineProgress
     scoreboard: Sequence[Scoreboard]
     tilings: Sequence[_Tiling | None]
     order: Sequence[int]
@@ -88,13 +88,13 @@ class _Step:
     """Partial plans with one more layer: for each one kept, the plan that it extends, and its tiles."""
 
     base: float
-    progress: Progress
+    progress: EngineProgress
     scoreboard: Sequence[Scoreboard]
     tiled: Sequence[tuple[int, Edges]]
     order: Sequence[int]
 
 
-def plan(context: Context, turns: Sequence[Sequence[PlannedLayer]]) -> Plan:
+def plan(context: Context, turns: Sequence[Sequence[PlannedLayer]]) -> TilePlan:
     """The plan of a program; turns: its layers, one sequence for each phase of NVDLA between those of the host."""
     layers = [layer for turn in turns for layer in turn]
     found: tuple[tuple[float, float, tuple[Edges, ...]], int] | None = None
@@ -107,7 +107,9 @@ def plan(context: Context, turns: Sequence[Sequence[PlannedLayer]]) -> Plan:
         if shared.any_share_suffices():
             break
     assert found is not None
-    return Plan({each.name: edges for each, edges in zip(layers, found[0][2], strict=True)}, found[1], found[0][0])
+    return TilePlan(
+        {each.name: edges for each, edges in zip(layers, found[0][2], strict=True)}, found[1], found[0][0]
+    )
 
 
 class _Admissions:
@@ -221,7 +223,7 @@ class _Search:
         """The cheapest program: its end, the times at which array and CDMA are free (summed), its tiles."""
         shared = self.shared.admissions.shared
         none = shared(Scoreboard(self.context.machine.atom_bytes))
-        begun = _Begun(0.0, Progress.start(), [none], [None], [0])
+        begun = _Begun(0.0, EngineProgress.start(), [none], [None], [0])
         for turn in turns:
             for layer in turn:
                 begun = self._after(begun, layer)
@@ -253,7 +255,7 @@ class _Search:
             for edges in self.shared.tried(edge, layer):
                 groups.setdefault(edges, []).append(number)
         parts = [self._with(begun, layer, edges, numbers) for edges, numbers in groups.items()]
-        progress = Progress.joined([part for part, _ in parts])
+        progress = EngineProgress.joined([part for part, _ in parts])
         scoreboard = [each for _, part in parts for each in part]
         steps = [(number, edges) for edges, numbers in groups.items() for number in numbers]
         ranked = sorted(range(len(steps)), key=lambda at: (begun.order[steps[at][0]], steps[at][1]))
@@ -272,7 +274,7 @@ class _Search:
 
     def _with(
         self, begun: _Begun, layer: PlannedLayer, edges: Edges, numbers: Sequence[int]
-    ) -> tuple[Progress, list[Scoreboard]]:
+    ) -> tuple[EngineProgress, list[Scoreboard]]:
         """Some of the partial plans, with one more layer in these tiles."""
         machine, admit = self.context.machine, self.shared.admissions.admit
         if (layer.name, edges) not in self.known:

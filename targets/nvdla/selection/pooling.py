@@ -19,7 +19,7 @@ from npuc.targets.nvdla.model.averages import ONE
 from npuc.targets.nvdla.operations.operation import Pooling, Surface
 from npuc.targets.nvdla.operations.tiling import RowTile, equal_edges
 from npuc.targets.nvdla.selection.context import Context
-from npuc.targets.nvdla.selection.parts import Part, hardware_window
+from npuc.targets.nvdla.selection.parts import ConvolutionPart, hardware_window
 
 ROWS, COLUMNS = 0, 1
 """Axes of a window."""
@@ -50,7 +50,7 @@ def select_pooling(context: Context, node: Node) -> Iterator[Pooling]:
         yield _pooling(node, read, written, rows, columns)
 
 
-def pooling_behind(context: Context, node: Node, part: Part, rows: tuple[int, int]) -> Pooling:
+def pooling_behind(context: Context, node: Node, part: ConvolutionPart, rows: tuple[int, int]) -> Pooling:
     """PDP behind a pass of SDP, for the rows (first, end) of its own result."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     span = _span(context, node, ROWS, *rows)

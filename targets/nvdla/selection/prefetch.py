@@ -20,7 +20,7 @@ from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.operation import Convolution, Operation
 from npuc.targets.nvdla.selection import Constants, Context, PlannedLayer, passes, select
 from npuc.targets.nvdla.selection.context import KernelKey, Piece
-from npuc.targets.nvdla.selection.parts import Part
+from npuc.targets.nvdla.selection.parts import ConvolutionPart
 from npuc.targets.nvdla.selection.phases import UNIT
 
 LEAST = 4096
@@ -128,7 +128,7 @@ class _Weights:
     """The weights of a pass: their size, and how often they are read."""
 
     key: KernelKey
-    part: Part
+    part: ConvolutionPart
     bytes: int
     times: int
 

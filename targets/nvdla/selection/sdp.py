@@ -9,18 +9,18 @@ from npuc.ir import Array, Node
 from npuc.targets.nvdla.arithmetic.integer import (
     LE_ENTRIES,
     LO_ENTRIES,
-    Stage,
-    Table,
+    SdpStage,
+    TablePlacement,
     converter,
     operands,
     stages,
     tables,
 )
 from npuc.targets.nvdla.formats import operands as operand_format
-from npuc.targets.nvdla.formats.operands import Operand
+from npuc.targets.nvdla.formats.operands import OperandCube
 from npuc.targets.nvdla.machine.parameters import BYTES
-from npuc.targets.nvdla.operations.operation import Fetch, Ramp, Sdp, Tables, Unit
-from npuc.targets.nvdla.operations.surfaces import View
+from npuc.targets.nvdla.operations.operation import Fetch, OperationTables, Ramp, Sdp, Unit
+from npuc.targets.nvdla.operations.surfaces import BufferView
 from npuc.targets.nvdla.operations.tiling import RowTile
 from npuc.targets.nvdla.selection.context import Context, Placed
 
@@ -49,17 +49,17 @@ def _select(context: Context, node: Node, y: Placed, part: tuple[int, int], tile
     )
 
 
-def _tables(node: Node, entries: Array) -> Tables:
+def _tables(node: Node, entries: Array) -> OperationTables:
     """A table with one entry for every int8 value; else LE and LO, placed as the node says."""
     placed = tables(node)
     if placed is None:
         values = np.concatenate([entries, np.repeat(entries[-1:], LO_ENTRIES - len(entries))])
-        return Tables(Ramp(_bits(values), -128, -128 + LO_ENTRIES - 1, 0))
+        return OperationTables(Ramp(_bits(values), -128, -128 + LO_ENTRIES - 1, 0))
     le, lo = (ramp(*each) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
-    return Tables(lo, le)
+    return OperationTables(lo, le)
 
 
-def ramp(table: Table, entries: Array) -> Ramp:
+def ramp(table: TablePlacement, entries: Array) -> Ramp:
     """A table of int16 or float16 entries, as registers represent it."""
     real = entries.dtype.kind == "f"
     start, end = table.start, table.end(len(entries))
@@ -73,7 +73,7 @@ def _bits(entries: Array) -> tuple[int, ...]:
 
 
 def _unit(
-    context: Context, stage: Stage, alu: str, mul: str, y: Placed, part: tuple[int, int], tile: RowTile | None
+    context: Context, stage: SdpStage, alu: str, mul: str, y: Placed, part: tuple[int, int], tile: RowTile | None
 ) -> Unit:
     """A stage with its operands in registers, as constants in memory, or as a map."""
     held = [name for name in (alu, mul) if name in context.placed]
@@ -103,7 +103,7 @@ def _register(context: Context, name: str) -> int | None:
     return int(value.view(np.int16).reshape(()))
 
 
-def _lane_values(context: Context, name: str, view: View, part: tuple[int, int]) -> Array:
+def _lane_values(context: Context, name: str, view: BufferView, part: tuple[int, int]) -> Array:
     """A constant operand (C, 1, 1) or (C, H, W), spread over the lanes of the pass."""
     value, (first, count) = context.graph.constants[name], part
     inside = view.channels_in(first, count)
@@ -113,14 +113,14 @@ def _lane_values(context: Context, name: str, view: View, part: tuple[int, int])
 
 
 def _constant_fetch(
-    context: Context, names: list[str], use: str, view: View, part: tuple[int, int], tile: RowTile | None
+    context: Context, names: list[str], use: str, view: BufferView, part: tuple[int, int], tile: RowTile | None
 ) -> Fetch:
     shapes = [context.graph.shape(name)[1:] for name in names]
     per_element = shapes[0] != (1, 1)
     height, width = np.broadcast_shapes(*shapes)
     rows = slice(tile.row, tile.row + tile.rows) if tile is not None and per_element else slice(None)
     extents = (part[1], len(range(height)[rows]), width)
-    operand = Operand.per_element(context.machine, extents, len(names), 2, view.buffer.precision)
+    operand = OperandCube.per_element(context.machine, extents, len(names), 2, view.buffer.precision)
     strides = (operand.line_stride, operand.surface_stride) if per_element else (0, 0)
     address = 0
     if not context.constants.counted:

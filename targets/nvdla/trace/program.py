@@ -16,21 +16,21 @@ from npuc.frozen import frozen
 from npuc.system.budget import content
 from npuc.targets.nvdla.machine.commands import Command
 from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
-from npuc.targets.nvdla.model.memory import Memory
+from npuc.targets.nvdla.model.memory import DeviceMemory
 
 MACHINES = {"nv_small": replace(SMALL, elementwise=True, sdp_lut=True), "nv_large": LARGE, "nv_full": FULL}
 """The machines of test programs: NVDLA's reference model runs EW on nv_small too, whose RTL lacks it."""
 
 
 @frozen
-class Check:
+class CrcCheck:
     """The expected CRC-32 of a region after the run."""
 
     address: int
     size: int
     crc: int
 
-    def holds(self, memory: Memory) -> bool:
+    def holds(self, memory: DeviceMemory) -> bool:
         """Whether the region is as expected."""
         return zlib.crc32(memory.read(self.address, self.size)) == self.crc
 
@@ -45,7 +45,7 @@ class Trace:
     commands: tuple[Command, ...]
     contents: tuple[tuple[int, bytes], ...]
     """Memory contents before the run, later entries taking precedence; the second memory is from SECOND on."""
-    checks: tuple[Check, ...]
+    checks: tuple[CrcCheck, ...]
     clocks: tuple[int, ...] = ()
     """The most clocks that each wait may take; empty unless asked for."""
 
@@ -54,10 +54,12 @@ class Trace:
         """The machine that it is made for."""
         return MACHINES[self.configuration]
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         """The memory before the run: loaded and checked regions in whole pages, surrounded by zeros."""
         spans = [(address, len(data)) for address, data in self.contents]
-        memory = Memory.covering([*spans, *((each.address, each.size) for each in self.checks)], endless=True)
+        memory = DeviceMemory.covering(
+            [*spans, *((each.address, each.size) for each in self.checks)], endless=True
+        )
         for address, data in self.contents:
             memory.write(address, data)
         return memory

@@ -24,11 +24,11 @@ from npuc.frozen import frozen
 from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.registers import Register, RegisterMap, register_map
 from npuc.targets.nvdla.model.nvdla import STATUS
-from npuc.targets.nvdla.trace.program import MACHINES, Check, Trace, dump, packets, text_of
+from npuc.targets.nvdla.trace.program import MACHINES, CrcCheck, Trace, dump, packets, text_of
 
 
 @frozen
-class Call:
+class TraceCall:
     """A call and its line number."""
 
     line: int
@@ -50,7 +50,7 @@ class Deadlock(ValueError):
     """Every sequencer waits for an event that no interrupt announces."""
 
 
-def in_order(calls: Iterable[Call]) -> Iterator[Call]:
+def in_order(calls: Iterable[TraceCall]) -> Iterator[TraceCall]:
     """The calls in a valid order; in file order for a program without sync_wait.
 
     Interrupts are waited for as late as possible: when nothing else can run, or at the end. Raises Deadlock.
@@ -64,10 +64,10 @@ def in_order(calls: Iterable[Call]) -> Iterator[Call]:
     yield from (each for each in given if each.name in CHECKS)
 
 
-def _run(calls: list[Call]) -> Iterator[Call]:
+def _run(calls: list[TraceCall]) -> Iterator[TraceCall]:
     """Simulates the sequencers and monitors."""
     monitors = [each for each in calls if each.name == "intr_notify"]
-    queues: dict[str, deque[Call]] = {}
+    queues: dict[str, deque[TraceCall]] = {}
     for each in calls:
         if each.name != "intr_notify":
             queues.setdefault(each.sequencer, deque()).append(each)
@@ -91,7 +91,7 @@ def _run(calls: list[Call]) -> Iterator[Call]:
     yield from monitors
 
 
-def _source(call: Call) -> str:
+def _source(call: TraceCall) -> str:
     """The block that raises an interrupt, in either group."""
     return call.words[0].rpartition("_")[0].upper()
 
@@ -132,7 +132,7 @@ class _Reading:
     map: RegisterMap
     commands: list[Command] = field(default_factory=list[Command])
     contents: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
-    checks: list[Check] = field(default_factory=list[Check])
+    checks: list[CrcCheck] = field(default_factory=list[CrcCheck])
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Numbered lines without comments."""
@@ -189,14 +189,14 @@ class _Cfg(_Reading):
             raise ArtefactError("E504", reason, limit="sync_notify or intr_notify for each sync_wait") from None
         return self.trace()
 
-    def _calls(self, known: Iterable[str]) -> Iterator[Call]:
+    def _calls(self, known: Iterable[str]) -> Iterator[TraceCall]:
         """The calls in file order."""
         for number, line in self.lines():
             for text in filter(None, (each.strip() for each in line.split(";"))):
                 match = re.fullmatch(r"(\w+)\s*\((.*)\)", text)
                 if match is None or match[1] not in known:
                     raise self.refused(number, text, ", ".join(known))
-                yield Call(number, text, match[1], tuple(each.strip() for each in match[2].split(",")))
+                yield TraceCall(number, text, match[1], tuple(each.strip() for each in match[2].split(",")))
 
     def _mem_init(self, words: Sequence[str]) -> None:
         """mem_init(memory, address, bytes or "file", pattern)."""
@@ -244,14 +244,14 @@ class _Cfg(_Reading):
 
     def _check_crc(self, words: Sequence[str]) -> None:
         address, size, crc = (int(each, 0) for each in words[2:5])
-        self.checks.append(Check(address, size, crc))
+        self.checks.append(CrcCheck(address, size, crc))
 
     def _check_file(self, words: Sequence[str]) -> None:
         address, size = (int(each, 0) for each in words[2:4])
         expected = bytearray(size)
         for offset, data in packets(self.path.parent / words[4].strip('"')):
             expected[offset : offset + len(data)] = data
-        self.checks.append(Check(address, size, zlib.crc32(expected[:size])))
+        self.checks.append(CrcCheck(address, size, zlib.crc32(expected[:size])))
 
 
 class _Txn(_Reading):
@@ -292,7 +292,7 @@ class _Txn(_Reading):
         address, size = int(words[0], 0), int(words[1], 0)
         golden = self.path.parent / words[2]
         if golden.exists():
-            self.checks.append(Check(address, size, zlib.crc32(dump(golden, size))))
+            self.checks.append(CrcCheck(address, size, zlib.crc32(dump(golden, size))))
 
 
 def _byte_address(word: str) -> int:

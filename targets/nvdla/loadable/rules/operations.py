@@ -13,7 +13,7 @@ from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware.structures import size
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.accesses import APART, Accesses, before, by_memory, cubes, ends
-from npuc.targets.nvdla.loadable.task import Task, content
+from npuc.targets.nvdla.loadable.task import TaskDescriptors, content
 from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, Machine
 from npuc.targets.nvdla.model.memory import Pattern
 
@@ -27,7 +27,7 @@ class Checked:
 
     loadable: schema.Loadable
     entry: schema.Task
-    task: Task
+    task: TaskDescriptors
     machine: Machine
 
     @cached_property
@@ -211,7 +211,7 @@ def cubes_are_small_enough(checked: Checked) -> Where:
     """Extents of cubes are 1 to 8,192."""
     for at, found in enumerate(checked.patterns):
         for name, _ in found:
-            cube: of.Cube = getattr(checked.task.surfaces[at], name)
+            cube: of.DataCube = getattr(checked.task.surfaces[at], name)
             if not all(1 <= each <= MOST_EXTENT for each in (cube.width, cube.height, cube.channels)):
                 yield f"operation {at}: {name}"
 
