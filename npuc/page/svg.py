@@ -52,7 +52,7 @@ def picture(width: float, height: float, label: str, parts: Iterable[str]) -> st
 class PlotScale:
     """A scale from 0 or a power of ten to `most`, on positions from `start` to `end`.
 
-    >>> Scale(2, 0, 1).ticks, Scale(2, 0, 1, whole=True).ticks
+    >>> PlotScale(2, 0, 1).ticks, PlotScale(2, 0, 1, whole=True).ticks
     ([0.0, 0.5, 1.0, 1.5, 2.0], [0.0, 1.0, 2.0])
     """
 

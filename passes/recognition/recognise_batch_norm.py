@@ -62,7 +62,7 @@ def factor_and_shift(rewriter: Rewriter, node: Node, axis: int) -> tuple[str, Ar
         return None
     x, name = (node.inputs[0], "") if node.op == "Neg" else constant_operand(rewriter, node) or ("", "")
     shape = rewriter.shape(node.output)
-    if not x or rewriter.shape(x) != shape or len(shape) <= axis or not only_float(rewriter, x):
+    if not x or rewriter.shape(x) != shape or not -len(shape) <= axis < len(shape) or not only_float(rewriter, x):
         return None
     value = along_axis(rewriter.constants[name], shape, axis) if name else np.full(shape[axis], -1.0)
     if value is None or not np.isfinite(value).all():

@@ -22,7 +22,7 @@ class RescaleMixedConcats:
     """
 
     limits: ImageLimits
-    table: Mapping[str, Steps] = field(default_factory=dict[str, Steps])
+    table: Mapping[str, Steps] = field(default_factory=dict[str, Steps], compare=False)
     __name__ = "rescale_mixed_concats"
 
     def __call__(self, graph: Graph) -> Graph:

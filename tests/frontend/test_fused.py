@@ -233,8 +233,6 @@ def test_a_model_that_onnxruntime_optimised_is_read_whole(name: str, tmp_path: P
 @pytest.mark.parametrize(
     ("case", "macs"),
     [
-        (fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3), (4,)], activation="Sigmoid"), 4 * 9 * 18),
-        (fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3), None, (1, 4, 3, 3)], activation="Tanh"), 4 * 9 * 18),
         (fed("FusedGemm", [(3, 5), (5, 4), (4,)], activation="LeakyRelu", activation_alpha=0.1), 60),
     ],
 )

@@ -193,7 +193,7 @@ def test_three_layers_of_a_trained_network_gain_6_db_in_int16(
     assert not report["host_steps"]
     assert [each["precision"] for each in report["layers"] if each["macs"]].count("int16") == len(WORST)
     assert sqnr("--mixed", "auto") > narrow + 6
-    *_, step = json.loads((tmp_path / "p" / "manifest.json").read_text("utf-8"))["report"]["quantisation"]["steps"]
+    *_, step = json.loads((tmp_path / "p" / "manifest.json").read_text("utf-8"))["report"]["quantization"]["steps"]
     assert step["name"].startswith("in int16: 'conv_1', 'gemm_11', 'gemm_13'")
 
 

@@ -215,6 +215,7 @@ OURS = {
         ("sweep.py", "report['machine']"), ("sweep.py", "point['machine']"),
     },
     "parts of a message that is escaped where it is printed": {
+        ("flags.py", "name"), ("table.py", "name"),
         ("accounts.py", "what"), ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"),
         ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
         ("terminal.py", "name[3 - width:]"), ("terminal.py", "name"), ("tables.py", "name"),

@@ -205,7 +205,7 @@ class RescaleOperands:
     table, and a limit, a maximum or a move passes them on, whichever of these nodes run on int8 in the end.
     """
 
-    table: Mapping[str, Steps] = field(default_factory=dict[str, Steps])
+    table: Mapping[str, Steps] = field(default_factory=dict[str, Steps], compare=False)
     __name__ = "rescale_operands"
 
     def __call__(self, graph: Graph) -> Graph:

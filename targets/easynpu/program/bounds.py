@@ -57,6 +57,8 @@ def _largest(parts: Sequence[Part]) -> Part:
 
 def _of_all_channels(parts: Sequence[Part]) -> Part:
     """All rows and columns of every channel of which some element is in a part."""
+    if not parts[0]:  # a scalar
+        return ()
     channels = np.logical_or.reduce([part[1] for part in parts if len(part) > 1] or [parts[0][0]])
     return tuple(channels if axis == 1 else np.ones_like(each) for axis, each in enumerate(parts[0]))
 

@@ -90,7 +90,7 @@ def side_by_side(x: Array, tiles: int) -> Array:
     if tiles == 1:
         return x
     apart = x.reshape(tiles, len(x) // tiles, *x.shape[1:]).transpose(1, 2, 3, 0, 4)
-    return np.ascontiguousarray(apart).reshape(*apart.shape[:3], -1)
+    return np.ascontiguousarray(apart).reshape(*apart.shape[:3], apart.shape[3] * apart.shape[4])
 
 
 @frozen

@@ -82,7 +82,7 @@ def share(ratio: float, most_left: int, most_weight: int = 1) -> SumShare:
     """The share nearest to a ratio, with a weight up to `most_weight`.
 
     >>> share(0.75, 22), share(-1 / 3, 22, 127)
-    (Share(weight=1, multiplier=24576, left=15), Share(weight=89, multiplier=-15709, left=22))
+    (SumShare(weight=1, multiplier=24576, left=15), SumShare(weight=89, multiplier=-15709, left=22))
     """
     weights = np.arange(most_weight // 2 + 1, most_weight + 1)
     left = int(np.clip(np.floor(np.log2(MOST_MULTIPLIER * weights[0] / abs(ratio))), 0, most_left))
