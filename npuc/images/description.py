@@ -31,7 +31,7 @@ from npuc.frozen import frozen
 from npuc.images import yuv
 from npuc.ir import Array, TensorType
 from npuc.system.budget import given
-from npuc.text.encodings import decoded
+from npuc.text.encodings import decoded, toml
 from npuc.text.terminal import closest, page
 
 CHANNELS: Mapping[str, str] = {order: order for order in ("rgb", "bgr", "rgba", "bgra")} | {"gray": "y"}
@@ -220,11 +220,7 @@ def described(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Descript
         reason = f"there is no preset '{path}' and no such file.{closest(str(path), PRESETS)}"
         raise _wrong(reason, None, f"{', '.join(PRESETS)}, or a .toml file")
     try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # pyright: ignore
-    try:
-        values = tomllib.loads(decoded(given(path, "E401", "give the description of an input, a TOML file")))
+        values = toml(given(path, "E401", "give the description of an input, a TOML file"))
     except (ValueError, RecursionError) as error:
         raise _wrong(f"'{path}' cannot be read: {error}", None, "a TOML file of name = value lines") from None
     return _several(values, path.parent)

@@ -26,7 +26,7 @@ from npuc.frozen import frozen
 from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.scales.model_scales import Steps, contradiction
 from npuc.system.budget import given
-from npuc.text.encodings import decoded
+from npuc.text.encodings import decoded, toml
 from npuc.text.escaping import toml_string
 from npuc.text.terminal import closest
 
@@ -54,12 +54,8 @@ def table_of(source: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Entry
 
 def _parsed(path: Path) -> Mapping[str, Any]:
     try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # pyright: ignore
-    try:
-        text = decoded(given(path, "E401", f"give {FORM}"))
-        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        data = given(path, "E401", f"give {FORM}")
+        found = json.loads(decoded(data)) if path.suffix == ".json" else toml(data)
     except (ValueError, RecursionError) as error:
         raise DataError("E406", f"'{path}' cannot be read: {error}", limit=FORM) from None
     if not isinstance(found, dict):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from npuc.errors import DoesNotFit
 from npuc.flag import CHOICES
 from npuc.storage.records import damaged, read
-from npuc.text.encodings import decoded
+from npuc.text.encodings import toml
 from npuc.text.escaping import toml_key, toml_string
 from npuc.text.terminal import closest
 from npuc.text.terminal import page as place_of
@@ -94,16 +94,12 @@ def recorded(manifest: Mapping[str, Any], of: Of[M]) -> M:
 def _values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]:
     """The name = value lines of a TOML file. shipped: the machines that need no file, for the error message."""
     try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # pyright: ignore
-    try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
         if len(content) > LARGEST_FILE or max(map(len, content.split(b"\n"))) > LONGEST_LINE:
             limit = f"{LARGEST_FILE:,} bytes, {LONGEST_LINE:,} in a line"
             raise bad_machine(path.name, "it is too large", limit, page)
-        return tomllib.loads(decoded(content))
+        return toml(content)
     except OSError as error:
         reason = f"no such machine, and no file that can be read ({error.strerror})."
         limit = f"{', '.join(shipped)}, or a .toml file"

@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 import codecs
+from typing import Any
+
+
+def toml(data: bytes) -> dict[str, Any]:
+    """The values of a TOML file. Raises ValueError, or RecursionError, for one that is none.
+
+    >>> toml(b"bits = 12")
+    {'bits': 12}
+    """
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # pyright: ignore
+    return tomllib.loads(decoded(data))
 
 
 def decoded(data: bytes) -> str:
