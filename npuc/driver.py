@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from npuc.compiling.proof import Prover
 from npuc.cutting import part_of, with_cut
-from npuc.errors import ModelError, NpucError, UnsupportedOperator
+from npuc.errors import NpucError, UnsupportedOperator
 from npuc.frontend.binding import bound_values, input_types
 from npuc.frontend.reading import read_model
 from npuc.images.description import bound
@@ -23,12 +23,10 @@ from npuc.quantize.qdq import qdq_model
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.table import expect_of_model, not_stored
 from npuc.regions.compilation import calibrating, compiled, optimised_whole, request_of
-from npuc.regions.planning import imported
 from npuc.regions.rebatching import rebatched
 from npuc.rewrites import Rewrite, rewrites
 from npuc.samples.loading import Samples
-from npuc.target import Options, Request, Shapes, Target, matches
-from npuc.text.terminal import closest
+from npuc.target import Options, Request, Shapes, Target
 from npuc.variants import with_samples
 
 
@@ -39,7 +37,6 @@ def compile_model(request: Request) -> tuple[Program, Samples]:
     refuses if the options forbid the host; Mismatch (E603) for a program that computes anything else.
     """
     _expect_table(request)
-    _expect_layers(request)
     with part_of(request) as (inner, cut):
         inner = _described(inner)
         program, samples = compiled(inner, Prover(inner))
@@ -88,26 +85,15 @@ def _expect_table(request: Request) -> None:
         expect_of_model(request.options.scales_in, {*names} - constants, request.options.precision, *wide)
 
 
-def _expect_layers(request: Request) -> None:
-    """Raises ModelError (E109) for a --layer that is no node of the model."""
-    if not request.options.layer:
-        return
-    known = [node.key for node in imported(request.model, request.options, request.shapes).file_nodes]
-    for pattern, precision in request.options.layer:
-        if not any(matches(pattern, name) for name in known):
-            reason = f"--layer {pattern}={precision}: the model has no such node.{closest(pattern, known)}"
-            raise ModelError("E109", reason, remedy="name a node of the model; * stands for any letters")
-
-
 def _with_table(program: Program, options: Options) -> Program:
     """The program with a warning for what its table of scales says in vain (W305)."""
     if not options.scales_in:
         return program
     stored: dict[str, list[Steps]] = {}
     for each in json.loads(program.evidence["graph.json"])["tensors"].values():
-        stored.setdefault(each["float"], []).extend(
-            [] if each["factors"] else [Steps(each["scale"], each["zero_point"])]
-        )
+        steps = stored.setdefault(each["float"], [])
+        if not each["factors"]:
+            steps.append(Steps(each["scale"], each["zero_point"]))
     left = not_stored(options.scales_in, stored, options.precision)
     report = program.manifest["report"]
     told = [*report.get("warnings", ()), *((left.as_json(),) if left else ())]

@@ -23,7 +23,7 @@ from npuc.pipeline import Pass, Step, recorder, run_passes
 from npuc.regions import graphs as parts_of
 from npuc.regions import partition
 from npuc.regions.rebatching import rebatched
-from npuc.target import Options, Request, Shapes, Target
+from npuc.target import Options, Request, Shapes, Target, matches
 from npuc.text.names import Names
 from npuc.text.terminal import closest
 
@@ -91,6 +91,7 @@ def planned(request: Request) -> ModelPlan:
     if fatal:
         raise NpucError.of(each.on(target.name) for each in fatal)
     network = with_constant_outputs(network)
+    _expect_layers(network, options)
     denied = refused(network, target, options)
     causes = [each.on(target.name) for each in network.problems]
     causes += [each for name, each in denied.items() if network.by_name[name].problem is None]
@@ -131,6 +132,15 @@ def with_constant_outputs(network: ImportedModel) -> ImportedModel:
     nodes = (*(node.renamed(own) for node in network.nodes), *given)
     types = {**network.types, **{constant: network.types[name] for name, constant in own.items()}}
     return replace(network, nodes=nodes, constants=constants, types=types, reserved=names.taken())
+
+
+def _expect_layers(network: ImportedModel, options: Options) -> None:
+    """Raises ModelError (E109) for a --layer that is no node of the model's file."""
+    known = [node.key for node in network.file_nodes]
+    for pattern, precision in options.layer:
+        if not any(matches(pattern, name) for name in known):
+            reason = f"--layer {pattern}={precision}: the model has no such node.{closest(pattern, known)}"
+            raise ModelError("E109", reason, remedy="name a node of the model; * stands for any letters")
 
 
 def refused(network: ImportedModel, target: Target, options: Options) -> dict[str, Problem]:
