@@ -21,7 +21,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 """Values of the options that all targets share."""
 MIXED = "mixed"
-"""A precision: int8, but for a few layers that the host runs in float."""
+"""A precision: int8, but for a few layers, which are in int16 or run on the host in float."""
 
 OWN_METRIC = "write it as a metric of your own: --metric FILE.py:FUNCTION"
 REMOVED: Mapping[str, str] = {

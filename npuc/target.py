@@ -53,7 +53,7 @@ class Options:
     notify: Callable[[Sequence[Trial]], None] | None = None
     """Called with the steps tried for accuracy."""
     mixed: bool = False
-    """Whether a few layers may run on the host for accuracy."""
+    """Whether a few layers may be in int16, or run on the host, for accuracy."""
     scales: str | None = None
     """The rule for activation scales, one of machine_files.DEMANDS; None: the machine's own."""
     scales_in: Mapping[str, Entry] = field(default_factory=dict[str, "Entry"])

@@ -138,7 +138,7 @@ def frame_of(pixels: Array, described: Description) -> Array:
     opaque = np.full(pixels.shape[:2], 255, np.uint8)
     planes = [pixels[..., order.index(each)] if each in order else opaque for each in given]
     frame = np.stack(planes, axis=-1 if described.layout == "nhwc" else 0)
-    return frame if described.bits == 8 else frame.astype(np.uint16) * np.uint16(described.unit)
+    return frame if described.unit == 1 else frame.astype(np.uint16) * np.uint16(described.unit)
 
 
 @frozen

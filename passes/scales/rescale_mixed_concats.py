@@ -13,7 +13,7 @@ from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import Steps, given_steps, of_model
 
 
-@frozen
+@frozen(eq=False)
 class RescaleMixedConcats:
     """Rescale before a Concat of tensors with given scales and others, which may exceed these scales' ranges.
 
@@ -22,7 +22,7 @@ class RescaleMixedConcats:
     """
 
     limits: ImageLimits
-    table: Mapping[str, Steps] = field(default_factory=dict[str, Steps], compare=False)
+    table: Mapping[str, Steps] = field(default_factory=dict[str, Steps])
     __name__ = "rescale_mixed_concats"
 
     def __call__(self, graph: Graph) -> Graph:

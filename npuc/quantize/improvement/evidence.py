@@ -158,7 +158,8 @@ class Watch:
             taps = taken(values[node.inputs[0]][0], self._elements[node.output][index], GROUP(node))
             results = sums(taps, w.reshape(len(w), -1))
             np.add(results, float_bias(self.graph, node), out=self._results[node.output][index])
-            np.mean(taps, axis=0, out=self._means[node.output][index])
+            if not self.held_out[index]:
+                np.mean(taps, axis=0, out=self._means[node.output][index])
 
     def sampled(self, feeds: Sequence[Mapping[str, Array]]) -> Sampled:
         """What was recorded on these samples, all of them."""

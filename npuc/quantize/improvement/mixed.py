@@ -1,4 +1,4 @@
-"""The choice of a few layers that the host computes in float (`--precision mixed`): int8 costs them most.
+"""The choice of a few layers that int8 costs most, for int16 or for the host, in float (`--precision mixed`).
 
 Functions at the network's ends, such as the Sigmoid of a detector's scores, are moved first, unless noise rises
 by a dB: they take no multiply-accumulates, and unrounded scores near 1 keep their order, on which suppression

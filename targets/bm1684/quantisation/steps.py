@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from npuc.conditions.lower_bounds import NOT_NEGATIVE
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION
 from npuc.ops.movement import KEPT_INTEGERS
@@ -20,7 +21,7 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.quantisation.operators import UNSIGNED
 
 SAME = (*KEPT_INTEGERS, *SELECTION)
-NEVER_NEGATIVE = ("Sigmoid", "HardSigmoid", "Softplus", "Exp", "Sqrt", "Abs")
+NEVER_NEGATIVE = (*NOT_NEGATIVE, "HardSigmoid", "Sqrt", "Abs")
 
 
 def natural(given: Mapping[str, Steps]) -> dict[str, Steps]:

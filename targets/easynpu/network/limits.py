@@ -1,10 +1,9 @@
 """The limits of EasyNPU's words, for the float passes."""
 
 from npuc.passes.expansion.images import ImageLimits
+from npuc.targets.easynpu.layers.kernels import MOST_EXTENT
 from npuc.targets.easynpu.machine.memory import LANES
 
-MOST_EXTENT = 256
-"""The most rows or columns of a map in a layer word."""
 WIDEST = 4096
 """Rows or columns beyond which one row of a map fills a memory."""
 MOST_CHANNELS = 256

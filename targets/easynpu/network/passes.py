@@ -76,10 +76,10 @@ from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, given_steps
-from npuc.targets.easynpu.layers.kernels import FIELD_DILATIONS, MOST_STEP
+from npuc.targets.easynpu.layers.kernels import FIELD_DILATIONS, MOST_EXTENT, MOST_STEP
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.network.limits import IMAGES, MOST_CHANNELS, MOST_EXTENT, WIDEST
+from npuc.targets.easynpu.network.limits import IMAGES, MOST_CHANNELS, WIDEST
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 
 MOST_WEIGHTS = 1 << 22
@@ -196,7 +196,7 @@ def _sink(rewriter: Rewriter, node: Node, found: Selection) -> None:
     )
 
 
-@frozen
+@frozen(eq=False)
 class RescaleOperands:
     """Rescale around products, and around PRelu with slopes per channel, of tensors whose steps a model sets.
 
@@ -205,7 +205,7 @@ class RescaleOperands:
     table, and a limit, a maximum or a move passes them on, whichever of these nodes run on int8 in the end.
     """
 
-    table: Mapping[str, Steps] = field(default_factory=dict[str, Steps], compare=False)
+    table: Mapping[str, Steps] = field(default_factory=dict[str, Steps])
     __name__ = "rescale_operands"
 
     def __call__(self, graph: Graph) -> Graph:

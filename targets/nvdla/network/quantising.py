@@ -312,7 +312,7 @@ class _Improvement:
 
 
 WIDE_MACS = 0.25
-"""Share of the multiply-accumulates that --mixed may compute in int16, at a quarter of int8's rate."""
+"""Share of the multiply-accumulates that --precision mixed may compute in int16, at a quarter of int8's rate."""
 
 
 def _improved(search: _Improvement) -> tuple[TrialNetwork, tuple[Trial, ...]]:
