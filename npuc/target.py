@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from npuc.quantize.calibration.histograms import HistogramSource
     from npuc.quantize.improvement.search import Trial, TrialNetwork
     from npuc.quantize.scales.model_scales import Steps
-    from npuc.quantize.table import Entry
+    from npuc.quantize.table import TableEntry
 
 Observer = Callable[[str, Array], None]
 """Called with the name of an int8 tensor and its values (samples, *shape).
@@ -56,7 +56,7 @@ class Options:
     """Whether a few layers may be in int16, or run on the host, for accuracy."""
     scales: str | None = None
     """The rule for activation scales, one of machine_files.DEMANDS; None: the machine's own."""
-    scales_in: Mapping[str, Entry] = field(default_factory=dict[str, "Entry"])
+    scales_in: Mapping[str, TableEntry] = field(default_factory=dict[str, "TableEntry"])
     """Scales and zero points that tensors must have, by the model's names."""
     one_scale: bool = False
     """Whether all channels of a tensor have the same scale, as a table says it."""

@@ -36,14 +36,14 @@ LARGEST: Mapping[str, int] = {"int8": 127, "int16": 32767}
 
 
 @frozen
-class Entry:
+class TableEntry:
     """What a table says of a tensor; precision: empty where it says none."""
 
     steps: Steps
     precision: str = ""
 
 
-def table_of(source: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Entry]:
+def table_of(source: str | PathLike[str] | Mapping[str, Any]) -> dict[str, TableEntry]:
     """The entries of a file, or of a mapping of the same form, by tensor.
 
     Raises DataError: E401 for a file that cannot be read, E406 for an entry that is none.
@@ -63,7 +63,7 @@ def _parsed(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _entry(name: str, values: Any) -> Entry:
+def _entry(name: str, values: Any) -> TableEntry:
     """An entry. Raises DataError (E406) for an unknown key or a value that no tensor can have."""
     if not isinstance(values, Mapping):
         raise _invalid(name, f"{values!r} is no table of its scale", FORM)
@@ -85,7 +85,7 @@ def _entry(name: str, values: Any) -> Entry:
     least = -most - 1
     if not least <= _number(name, "zero_point", zero) <= most or zero != round(zero):
         raise _invalid(name, f"its zero point is {zero!r}", f"an integer in {least}..{most}")
-    return Entry(Steps(float(np.float32(scale)), int(zero)), precision)
+    return TableEntry(Steps(float(np.float32(scale)), int(zero)), precision)
 
 
 def _number(name: str, key: str, value: Any) -> float:
@@ -98,7 +98,7 @@ def _invalid(name: str, reason: str, limit: str) -> DataError:
     return DataError("E406", reason, tensor=name, limit=limit)
 
 
-def expect_of_model(table: Mapping[str, Entry], names: Collection[str], *precisions: str) -> None:
+def expect_of_model(table: Mapping[str, TableEntry], names: Collection[str], *precisions: str) -> None:
     """Raises DataError (E406) for every entry of no tensor that the model computes, or of another precision.
 
     precisions: those that the program's tensors may have.
@@ -117,7 +117,7 @@ def expect_of_model(table: Mapping[str, Entry], names: Collection[str], *precisi
 
 
 def expect_machine(
-    table: Mapping[str, Entry],
+    table: Mapping[str, TableEntry],
     scales: str = "free",
     zeros: Collection[int] = range(-128, 128),
     precision: str = "int8",
@@ -143,7 +143,7 @@ def expect_machine(
 
 
 def not_stored(
-    table: Mapping[str, Entry], stored: Mapping[str, Collection[Steps]], precision: str
+    table: Mapping[str, TableEntry], stored: Mapping[str, Collection[Steps]], precision: str
 ) -> Problem | None:
     """A warning of the entries whose tensors the program does not store as integers.
 

@@ -35,7 +35,7 @@ GAIN = 0.95
 
 
 @frozen
-class Window:
+class TensorWindow:
     """What a tensor is of another one: the first channel, row and column."""
 
     tensor: str
@@ -57,7 +57,7 @@ class Span:
 
 
 @frozen
-class Block:
+class ResultBlock:
     """A part of a result: rows and columns; of each window of the map the first row and column, and the taps."""
 
     rows: Span
@@ -110,17 +110,17 @@ def with_taps_apart(graph: Graph, machine: Machine) -> tuple[Graph, frozenset[st
     return (rebuild(graph, nodes, constants), frozenset(apart)) if apart else (graph, frozenset())
 
 
-def places(graph: Graph, apart: frozenset[str]) -> dict[str, Window]:
+def places(graph: Graph, apart: frozenset[str]) -> dict[str, TensorWindow]:
     """For every tensor that is a window of another, which one."""
-    found: dict[str, Window] = {}
+    found: dict[str, TensorWindow] = {}
     for node in reversed(graph.nodes):
         if node.output not in apart:
             continue
         if node.op == "Slice":
             row, column = STARTS(node)
-            found[node.output] = Window(node.inputs[0], (0, row, column))
+            found[node.output] = TensorWindow(node.inputs[0], (0, row, column))
             continue
-        joined, along = found.get(node.output, Window(node.output)), AXIS(node) == 3
+        joined, along = found.get(node.output, TensorWindow(node.output)), AXIS(node) == 3
         for each, offset in zip(node.inputs, concat_offsets(graph, node) or (), strict=True):
             found[each] = replace(joined, start=joined.shifted((0, 0, offset) if along else (0, offset, 0)))
     return found
@@ -155,7 +155,7 @@ def _join(nodes: list[Node], node: Node, name: str, parts: Sequence[str], axis: 
     return name
 
 
-def _window(node: Node, block: Block, kernel: Sequence[int]) -> Mapping[str, tuple[int, ...]]:
+def _window(node: Node, block: ResultBlock, kernel: Sequence[int]) -> Mapping[str, tuple[int, ...]]:
     """The attributes of a block's convolution: along axes whose taps are channels, none of the node's."""
     window = window_of(node, (1, 1))
     together = [span.taps is None for span in (block.rows, block.columns)]
@@ -180,7 +180,7 @@ def _is_wide(graph: Graph, node: Node, machine: Machine) -> bool:
 
 def _chosen(
     graph: Graph, node: Node, before: Sequence[Node], machine: Machine, continued: set[Node]
-) -> tuple[Block, ...]:
+) -> tuple[ResultBlock, ...]:
     """The blocks that cost least; none if the convolution costs no more as it is.
 
     before: copies that pad its map. continued: nodes with others fused behind them, which would load and
@@ -209,7 +209,7 @@ def _as_it_is(graph: Graph, nodes: Sequence[Node], machine: Machine, weight: flo
     return inf if found is None else found.cost(weight)
 
 
-def _cost(graph: Graph, node: Node, blocks: Sequence[Block], weight: float) -> float:
+def _cost(graph: Graph, node: Node, blocks: Sequence[ResultBlock], weight: float) -> float:
     """Cycles of products and of transfers."""
     (outputs, channels, *kernel), cycles, words = graph.shape(node.inputs[1]), 0, whole(graph, node.output).words
     for block in blocks:
@@ -224,7 +224,7 @@ def _cost(graph: Graph, node: Node, blocks: Sequence[Block], weight: float) -> f
     return cycles + words * weight
 
 
-def _blocks(graph: Graph, node: Node, by_rows: bool, by_columns: bool) -> Iterator[Block]:
+def _blocks(graph: Graph, node: Node, by_rows: bool, by_columns: bool) -> Iterator[ResultBlock]:
     """The blocks for taps apart along these axes; none where a block would have no taps, or there are too many."""
     kernel = graph.shape(node.inputs[1])[2:]
     axes = [
@@ -246,7 +246,7 @@ def _blocks(graph: Graph, node: Node, by_rows: bool, by_columns: bool) -> Iterat
                 start = span.first - slide.padding
                 reads.append([(start + tap * dilation, slice(tap, tap + 1)) for tap in span.taps])
         windows = tuple(((row[0], column[0]), (row[1], column[1])) for row, column in product(*reads))
-        yield Block(pair[0], pair[1], (size[0], size[1]), windows)
+        yield ResultBlock(pair[0], pair[1], (size[0], size[1]), windows)
 
 
 def _spans(slide: Sliding, kernel: int, dilation: int, *, apart: bool) -> Iterator[Span]:

@@ -29,7 +29,7 @@ from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES, Map, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.apart import Window, places, with_taps_apart
+from npuc.targets.easynpu.plan.apart import TensorWindow, places, with_taps_apart
 from npuc.targets.easynpu.plan.documented import expect_words
 from npuc.targets.easynpu.plan.grids import Strip, shares_of, tiles_of
 from npuc.targets.easynpu.plan.implicit import implicit
@@ -157,7 +157,7 @@ class Lowered:
     usage: Mapping[str, Usage]
     plans: tuple[Mapping[str, StripPlan], ...]
     """Per run of array nodes, the best plan for each objective."""
-    windows: Mapping[str, Window]
+    windows: Mapping[str, TensorWindow]
     """Tensors that are windows of others (apart)."""
 
 
@@ -212,7 +212,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     )
 
 
-def _told(placed: PlacedJob, windows: Mapping[str, Window]) -> PlacedJob:
+def _told(placed: PlacedJob, windows: Mapping[str, TensorWindow]) -> PlacedJob:
     """The job with its result as the part of the tensor of which it is a window."""
     job = placed.job
     if (window := windows.get(job.stages[-1].node.output)) is None:
@@ -360,7 +360,7 @@ def _placed_whole(run: Run, machine: Machine) -> list[Placement]:
 
 def _segment(
     graph: Graph,
-    windows: Mapping[str, Window],
+    windows: Mapping[str, TensorWindow],
     placement: Placement,
     jobs: Sequence[EmittedJob],
     words: int,
@@ -374,7 +374,7 @@ def _segment(
     images = [ImageLoad("itcm", 0, "itcm.bin", words, count), *weights]
 
     def move(crossing: Crossing) -> TensorMove:
-        window = windows.get(crossing.tensor, Window(crossing.tensor))
+        window = windows.get(crossing.tensor, TensorWindow(crossing.tensor))
         start = window.shifted(crossing.window.start)
         return TensorMove(window.tensor, graph.shape(window.tensor), crossing.place, *crossing.window.shape, start)
 

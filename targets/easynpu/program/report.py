@@ -19,7 +19,7 @@ from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.isa import Layer, Reshape
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
-from npuc.targets.easynpu.plan.apart import Window
+from npuc.targets.easynpu.plan.apart import TensorWindow
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.lowering import Lowered
@@ -33,7 +33,7 @@ def layers(lowered: Lowered, machine: Machine) -> list[dict[str, Any]]:
     index = 0
     for job in lowered.jobs:
         names = [stage.node.output for stage in job.placed.job.stages]
-        key = tuple(dict.fromkeys(lowered.windows.get(name, Window(name)).tensor for name in names))
+        key = tuple(dict.fromkeys(lowered.windows.get(name, TensorWindow(name)).tensor for name in names))
         found.setdefault(key, []).append((index, job))
         index += len(job.words)
     return [_layer(parts, lowered.quantised, machine) for parts in found.values()]
