@@ -239,7 +239,7 @@ data_option = click.option(
     "--data",
     type=PATH,
     multiple=True,
-    help="Samples: .npz files or pictures, a folder or list of them, or a quoted pattern.",
+    help="Samples: .npz files or pictures, a folder or list of them, a quoted pattern, or synthetic.",
 )
 input_option = click.option(
     "--input",

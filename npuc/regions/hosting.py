@@ -67,7 +67,7 @@ def _refusal(
     except NpucError as error:
         return error.problems[0].reason
     except Exception as error:  # onnxruntime raises many unrelated types
-        return f"onnxruntime cannot run it: {error}"
+        return refused(error).problems[0].reason
     return None
 
 

@@ -31,6 +31,12 @@ def test_outputs_have_the_model_s_name_shape_and_almost_its_values(digits: Digit
     assert 10 * np.log10(np.square(fp32(digits)).sum() / np.square(error).sum()) > 20  # int8 keeps about 30 dB
 
 
+def test_the_word_synthetic_stands_for_synthetic_samples(digits: Digits) -> None:
+    assert "sample 7" in npuc("run", digits.program, "--data", "synthetic").done()
+    told = npuc("verify", digits.model, digits.program, "--data", "synthetic").done()
+    assert "of 8 samples" in told and "synthetic data do not tell how accurate it is" in told
+
+
 def test_the_report_names_outputs_and_shapes(digits: Digits, tmp_path: Path) -> None:
     command = ("run", digits.program, "--data", digits.few, "-o", tmp_path / "y.npz")
     told = {"status": "ok", "output": str(tmp_path / "y.npz"), "samples": 4, "outputs": {"n11_Gemm": [4, 10]}}
