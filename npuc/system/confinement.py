@@ -40,10 +40,7 @@ class _StoodStill(ModelError):
 
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _CULPRITS = (
-    re.compile(
-        r"^Non-zero status code returned while running (?P<op>\w+) node\. Name:'(?P<node>.*?)' Status Message: ",
-        re.S,
-    ),
+    re.compile(r"^Non-zero .* while running (?P<op>\w+) node\. Name:'(?P<node>.*?)' Status Message: ", re.S),
     re.compile(r"^Node \((?P<node>.*?)\) Op \((?P<op>\w+)\) (\[\w+\] )?", re.S),
 )
 """How onnxruntime begins if it knows the node: when it runs it, and when it opens the model."""
