@@ -2,8 +2,7 @@
 
 precision    Precision Type: element types and numbers
 feature      Feature Data Format
-weights      Weight Format: direct convolution and image input (pre-extension, post-extension)
-compression  Sparse Compression option
+weights      Weight Format: direct convolution, image input (pre- and post-extension), Sparse Compression option
 winograd     Basic Weight for Winograd Convolution: extension and transform
 operands     Bias, PReLU, Batch Normalization and Element-Wise Data Format
 alignment    Alignment of Start Address and Stride: table 35

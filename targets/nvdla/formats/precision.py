@@ -61,10 +61,3 @@ def bits_of_fp17(value: float) -> int:
     if digits == 2**11:
         digits, exponent = 2**10, exponent + 1
     return (value < 0) << 16 | (int(exponent) + 30) << 10 | (digits - 2**10)
-
-
-def half_away(values: Array, shift: int) -> Array:
-    """Integers divided by 2^shift, rounded half away from zero like every right shift of NVDLA."""
-    wide = values.astype(np.int64)
-    half = (1 << shift) >> 1
-    return np.sign(wide) * ((np.abs(wide) + half) >> shift)
