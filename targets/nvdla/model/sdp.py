@@ -265,7 +265,7 @@ def _out_lanes(task: SdpRun, values: Array, kind: str) -> Array:
 def surfaces_of(channels: int, kind: str, processed: str, machine: Machine) -> int:
     """The surfaces that SDP reads or writes: from int8 to 16 bits and back in pairs, even if the last is empty.
 
-    Source: Arithmetic, SDP: cubes of 1 x 1 (read only); taken for cubes of every size.
+    Source: Arithmetic, SDP: cubes of 1 x 1; nv_full's SDP, simulated alone, accesses pairs for every size.
     """
     pairs = 2 if processed == "int8" and kind != "int8" else 1
     return pairs * -(-channels // (pairs * machine.atom_elements(kind)))
