@@ -50,8 +50,7 @@ from npuc.targets.nvdla.selection.phases import (
     stores_of,
 )
 from npuc.targets.nvdla.selection.planning import TilePlan, plan
-from npuc.targets.nvdla.selection.prefetch import Prefetch, prefetch
-from npuc.targets.nvdla.selection.residence import residents
+from npuc.targets.nvdla.selection.second_memory import Prefetch, prefetch, residents
 
 BASE = 0x8000_0000
 """Start of the program's memory, as in NVDLA's own test programs."""
