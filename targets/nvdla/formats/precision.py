@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npuc.errors import UnsupportedOperator
 from npuc.ir import Array
 
 DTYPES: Mapping[str, str] = {"int8": "int8", "int16": "int16", "fp16": "float16"}
@@ -27,76 +26,6 @@ HOST_DTYPES: Mapping[str, str] = {"int8": "int8", "int16": "int16", "fp16": "flo
 
 LOADED: Mapping[str, str] = {**HOST_DTYPES, "uint8": "uint8"}
 """The same, with frames, whose bytes CDMA converts."""
-
-Table = Mapping[tuple[str, str], str]
-"""(input, output) -> the precision inside the pipeline; a missing pair is an invalid case."""
-
-CONVOLUTION: Table = {
-    ("integer image", "int8"): "int8",
-    ("integer image", "int16"): "int16",
-    ("integer image", "fp16"): "fp16",
-    ("fp16 image", "fp16"): "fp16",
-    ("int8", "int8"): "int8",
-    ("int16", "int16"): "int16",
-    ("fp16", "fp16"): "fp16",
-}
-"""Table 29; the weights have the pipeline's precision."""
-SDP: Table = {
-    ("int8", "int8"): "int32",
-    ("int8", "int16"): "int32",
-    ("int16", "int8"): "int32",
-    ("int16", "int16"): "int32",
-    ("int16", "fp16"): "int32",
-    ("fp16", "int16"): "fp32",
-    ("fp16", "fp16"): "fp32",
-}
-"""Table 30, offline mode."""
-LRN: Table = {(each, each): each for each in DTYPES}
-"""Table 31."""
-POOLING: Table = {(each, each): each for each in DTYPES}
-"""Table 32."""
-
-TABLES: Mapping[str, tuple[str, Table]] = {
-    "convolution": ("table 29, Precision conversion for convolutional layer", CONVOLUTION),
-    "SDP": ("table 30, Precision conversion for SDP layer (offline mode)", SDP),
-    "LRN": ("table 31, Precision conversion for LRN layer", LRN),
-    "pooling": ("table 32, Precision conversion for pooling layer", POOLING),
-}
-
-
-def pipeline_precision(layer: str, source: str, result: str) -> str:
-    """The precision in which a layer (a key of TABLES) converts `source` to `result`.
-
-    Raises UnsupportedOperator (E202), which names the table, for an invalid case.
-    """
-    title, table = TABLES[layer]
-    found = table.get((source, result))
-    if found is None:
-        known = ", ".join(f"{x} to {y}" for x, y in table)
-        raise UnsupportedOperator(
-            "E202", f"{layer} does not convert {source} to {result}", limit=f"{title}: {known}"
-        )
-    return found
-
-
-def flying_precision(source: str, result: str) -> str:
-    """The precision of SDP behind the convolution (on-flying mode), which keeps the bit depth.
-
-    Raises UnsupportedOperator (E202) if the depth changes, or for an invalid case of table 30.
-    """
-    if (source == "int8") != (result == "int8"):
-        raise UnsupportedOperator(
-            "E202",
-            f"SDP behind a convolution does not convert {source} to {result}",
-            limit="input and output of the same bit depth in on-flying mode",
-            remedy="convert in an SDP layer of its own",
-        )
-    return pipeline_precision("SDP", source, result)
-
-
-def operand_precision(source: str, result: str) -> str:
-    """The precision of batch normalisation and element-wise operands: int8 between int8 and int16."""
-    return "int8" if {source, result} == {"int8", "int16"} else source
 
 
 def precision_of(dtype: str) -> str:

@@ -22,14 +22,6 @@ from npuc.ir import Array
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.machine.parameters import Machine
 
-OPTIONS = {
-    "direct": (True, False),
-    "winograd": (True, False),
-    "image": (True, True),
-    "deconvolution": (True, False),
-}
-"""Table 34: whether a weight type supports the sparse compression option, and the post-extension option."""
-
 POST_EXTENSIONS = (1, 2, 4)
 """Numbers of image lines that can be joined."""
 
@@ -90,16 +82,6 @@ def winograd(machine: Machine, shape: tuple[int, int, int, int], precision: str 
     return Order(shape, machine.kernel_group(precision), WINOGRAD_BLOCK, tiled=True)
 
 
-def expect_option(kind: str, *, compressed: bool, post_extension: int) -> None:
-    """Raises UnsupportedOperator (E202) for an option that table 34 does not allow for a weight type."""
-    sparse, post = OPTIONS[kind]
-    if (compressed and not sparse) or (post_extension != 1 and not post):
-        option = "post-extension" if post_extension != 1 else "sparse compression"
-        raise UnsupportedOperator(
-            "E202", f"{option} for {kind} weights", limit="table 34, Weight formats and options"
-        )
-
-
 def pre_extended(w: Array, pixel_channels: int) -> Array:
     """Weights (K, C, R, S) as (K, S * pixel_channels, R, 1): channel s * pixel_channels + c, missing ones 0.
 
@@ -109,14 +91,6 @@ def pre_extended(w: Array, pixel_channels: int) -> Array:
     filled = np.zeros((kernels, pixel_channels, height, width), w.dtype)
     filled[:, :channels] = w
     return filled.transpose(0, 3, 1, 2).reshape(kernels, width * pixel_channels, height, 1)
-
-
-def un_pre_extended(w: Array, pixel_channels: int, channels: int) -> Array:
-    """The weights (K, C, R, S) from pre-extended ones (K, S * pixel_channels, R, 1)."""
-    kernels, extended, height, _ = w.shape
-    return w.reshape(kernels, extended // pixel_channels, pixel_channels, height).transpose(0, 2, 3, 1)[
-        :, :channels
-    ]
 
 
 def scanned(order: Order, w: Array) -> list[Array]:
