@@ -5,7 +5,6 @@ feature      Feature Data Format
 weights      Weight Format: direct convolution and image input (pre-extension, post-extension)
 compression  Sparse Compression option
 winograd     Basic Weight for Winograd Convolution: extension and transform
-deconvolution  set split
 operands     Bias, PReLU, Batch Normalization and Element-Wise Data Format
 alignment    Alignment of Start Address and Stride: table 35
 """

@@ -14,7 +14,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.formats.weights import Order, scanned, unscanned
+from npuc.targets.nvdla.formats.weights import Order, scanned
 
 SURFACE = 128
 """Each surface is padded to a multiple of this many bytes."""
@@ -38,15 +38,6 @@ def compress(order: Order, w: Array) -> Compressed:
     bits = np.packbits(np.concatenate(groups) != 0, bitorder="little")
     sizes = np.array([group.nbytes for group in present], "<u4")
     return Compressed(*(_filled(part.tobytes()) for part in (np.concatenate(present), bits, sizes)))
-
-
-def decompress(order: Order, surfaces: Compressed, dtype: str) -> Array:
-    """The weights (K, C, R, S) stored in three surfaces."""
-    count = sum(order.group_elements)
-    bits = np.unpackbits(np.frombuffer(surfaces.mask, np.uint8), bitorder="little")[:count].astype(bool)
-    elements = np.zeros(count, dtype)
-    elements[bits] = np.frombuffer(surfaces.weights, dtype)[: np.count_nonzero(bits)]
-    return unscanned(order, np.split(elements, np.cumsum(order.group_elements)[:-1]))
 
 
 def _filled(data: bytes) -> bytes:

@@ -13,7 +13,6 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.targets.nvdla.formats.alignment import expect_aligned
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 
@@ -51,22 +50,6 @@ class Cube:
         """Bytes from the first to the last."""
         last_line = (self.height - 1) * self.line_stride + self.width * self.atom_bytes
         return (self.surfaces - 1) * self.surface_stride + last_line
-
-    @property
-    def line_packed(self) -> bool:
-        """Whether there are no gaps between the lines of a surface."""
-        return self.line_stride == self.width * self.atom_bytes
-
-    @property
-    def surface_packed(self) -> bool:
-        """Whether there are no gaps between surfaces."""
-        return self.surface_stride == self.height * self.line_stride
-
-    def expect_valid(self, address: int) -> None:
-        """Raises DoesNotFit (E302) if address or strides are not aligned to the atom (table 35)."""
-        expect_aligned(
-            "feature", self.atom_bytes, start=address, line=self.line_stride, surface=self.surface_stride
-        )
 
 
 def pack(cube: Cube, values: Array) -> Array:

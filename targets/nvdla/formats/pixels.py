@@ -20,6 +20,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
+from npuc.targets.nvdla.formats.precision import converted
 from npuc.targets.nvdla.machine.parameters import Machine
 
 CHANNEL_OF = {"R": 0, "Y": 0, "G": 1, "U": 1, "B": 2, "V": 2, "A": 3, "X": 3}
@@ -102,9 +103,7 @@ class Conversion:
 
     def of(self, pixels: Array) -> Array:
         """The integers (channels, n) of pixels (n,)."""
-        products = (pixels - np.array(self.offsets)[:, None]) * self.scale
-        rounded = np.sign(products) * ((2 * np.abs(products) + (1 << self.truncate)) >> (self.truncate + 1))
-        return np.clip(rounded, -128, 127).astype(np.int8)
+        return np.stack([converted(pixels, each, self.scale, self.truncate, "int8") for each in self.offsets])
 
 
 NAMES = (

@@ -33,8 +33,9 @@ from npuc.targets.nvdla.formats.winograd import KERNEL
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.program import lowering
+from npuc.targets.nvdla.program.frames import is_centre
 from npuc.targets.nvdla.quantisation import in_fp16, quantise, wide_tensors, widened
-from npuc.targets.nvdla.quantisation.centring import centred, centres, known_steps
+from npuc.targets.nvdla.quantisation.centring import centred, known_steps
 from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.moments import Moments, moments
 
@@ -107,9 +108,8 @@ def on_device(
     def accepted(node: Node) -> bool:
         own = "int16" if node.name in wide else precision
         known = support.row_of(node.op, machine, own) is not None
-        return known and node.name not in taken and support.refusal(graph, node, machine, own) is None
+        return known and not is_centre(node) and support.refusal(graph, node, machine, own) is None
 
-    taken = {node.name for node in centres(graph)}
     return tuple(node for node in integer_nodes(graph, accepted) if node.op != "Interleave" or accepted(node))
 
 
@@ -140,8 +140,7 @@ def network(
     frames = centred(graph) if options.precision == "int8" and machine.scales != POWER_OF_TWO else graph
     if frames is not graph:
         found = _network(frames, samples, machine, options)
-        wanted = [node.output for node in centres(frames)]
-        if lowering.reads_raw(found[0].quantised, machine, options.flag(WEIGHTS), wanted):
+        if lowering.reads_raw(found[0].quantised, machine, options.flag(WEIGHTS)):
             return found
     return _network(graph, samples, machine, options)
 

@@ -11,14 +11,13 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.host.step import HostStep
-from npuc.host_nodes import host_step
+from npuc.host_nodes import BORDER, host_step
 from npuc.ir import Array, Graph, Node
 from npuc.targets.nvdla.formats.pixels import Conversion
 
-STEPS = ("QuantizeLinear", "Sub", "DequantizeLinear")
-"""What converts a frame, from the last step on."""
-PIXELS = 1 << 8
-MOST_TRUNCATE = 15
+PIXELS = np.arange(1 << 8, dtype=np.uint8)
+MOST = (1 << 15) - 1
+"""The largest offset and scale."""
 
 
 @frozen
@@ -32,6 +31,11 @@ class RawFrame:
     """The host's nodes that are no longer needed."""
 
 
+def is_centre(node: Node) -> bool:
+    """Whether a node takes a mean of each channel from a frame (quantisation/centring)."""
+    return node.op == "Sub" and node.inputs[1] == f"{node.output}/mean"
+
+
 def raw_frames(graph: Graph, images: Iterable[str]) -> dict[str, RawFrame]:
     """The frames among tensors that are loaded as images, by the name of the tensor."""
     found = ((name, _raw(graph, name)) for name in images)
@@ -40,42 +44,36 @@ def raw_frames(graph: Graph, images: Iterable[str]) -> dict[str, RawFrame]:
 
 def _raw(graph: Graph, name: str) -> RawFrame | None:
     nodes = list(_before(graph, name))
-    if [node.op for node in nodes] not in ([*STEPS], [STEPS[0], STEPS[2]]):
-        return None
-    raw = nodes[-1].inputs[0]
+    raw = nodes[-1].inputs[0] if nodes else name
     if graph.tensors[raw].dtype != "uint8" or graph.tensors[name].dtype != "int8":
         return None
-    channels = graph.shape(name)[1]
     steps = [host_step(graph, node, "", at_border=True) for node in reversed(nodes)]
-    means = graph.constants[nodes[1].inputs[1]] if len(nodes) > 2 else np.zeros((1, 1, 1))
-    if means.ndim > 3 or means.size not in (1, channels):
-        return None
-    per_channel = np.broadcast_to(means.reshape(-1), channels)
+    means = graph.constants[nodes[1].inputs[1]].reshape(-1) if len(nodes) > 2 else np.zeros(graph.shape(name)[1])
     (first, zero), (last, middle) = steps[0].conversion_numbers(), steps[-1].conversion_numbers()
-    offsets = np.rint(zero + per_channel / first - middle * last / first).astype(int).tolist()
-    wanted = _converted(graph, raw, name, steps, channels)
-    for truncate in range(MOST_TRUNCATE):
+    offsets = np.rint(zero + means / first - middle * last / first).astype(int).tolist()
+    wanted = _converted(graph, raw, name, steps)
+    for truncate in range(15):
         factor = round((1 << truncate) * first / last)
         conversion = Conversion(tuple(offsets), factor, truncate)
-        if 0 < factor < 1 << 15 and np.array_equal(conversion.of(np.arange(PIXELS)), wanted):
+        if max(factor, *map(abs, offsets)) <= MOST and np.array_equal(conversion.of(PIXELS), wanted):
             return RawFrame(raw, conversion, tuple(nodes))
     return None
 
 
 def _before(graph: Graph, name: str) -> Iterator[Node]:
     """The conversions before a tensor, from the last on; nothing else reads what is between them."""
-    while (node := graph.producers.get(name)) is not None and node.op in STEPS:
+    while (node := graph.producers.get(name)) and (node.op in BORDER or is_centre(node)):
         yield node
         name = node.inputs[0]
         if len(graph.readers[name]) > 1 or name in graph.outputs:
             return
 
 
-def _converted(graph: Graph, raw: str, name: str, steps: Iterable[HostStep], channels: int) -> Array:
+def _converted(graph: Graph, raw: str, name: str, steps: Iterable[HostStep]) -> Array:
     """What the host makes of every value of a pixel, (channels, 256)."""
-    values = np.broadcast_to(np.arange(PIXELS, dtype=np.uint8)[:, None], (1, 1, channels, PIXELS, 1))
-    tensors: dict[str, Array] = {raw: values}
+    channels = graph.shape(name)[1]
+    tensors = {raw: np.broadcast_to(PIXELS[:, None], (1, 1, channels, PIXELS.size, 1))}
     for step in steps:
         tensors |= {each: graph.constants[each][None] for each in step.inputs if each in graph.constants}
         step.run(tensors)
-    return tensors[name].reshape(channels, PIXELS)
+    return tensors[name].reshape(channels, -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import groupby
 
@@ -26,7 +26,7 @@ from npuc.targets.nvdla.operations.surfaces import (
 )
 from npuc.targets.nvdla.operations.weight_form import DIRECT
 from npuc.targets.nvdla.program.artefact import CubePlace, Dram, Image, Produced, Segment, Step, TensorMove, encode
-from npuc.targets.nvdla.program.frames import RawFrame, raw_frames
+from npuc.targets.nvdla.program.frames import RawFrame, is_centre, raw_frames
 from npuc.targets.nvdla.selection import (
     Choices,
     Constants,
@@ -210,11 +210,11 @@ def transformable(quantised: Quantised, machine: Machine, weights: str) -> froze
     return frozenset(quantised.sources[name] for name in weighted)
 
 
-def reads_raw(quantised: Quantised, machine: Machine, weights: str, frames: Iterable[str]) -> bool:
-    """Whether CDMA converts the pixels of these frames, by the float tensors that they become."""
+def reads_raw(quantised: Quantised, machine: Machine, weights: str) -> bool:
+    """Whether CDMA takes the means from all centred frames."""
     graph = _with_copies(quantised, machine).graph
-    found = raw_frames(graph, _choices(graph, machine, weights).images)
-    return {quantised.floats[name] for name in found} >= {*frames}
+    replaced = [each.replaced for each in raw_frames(graph, _choices(graph, machine, weights).images).values()]
+    return {node for node in graph.nodes if is_centre(node)} <= {node for nodes in replaced for node in nodes}
 
 
 def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = False) -> Choices:

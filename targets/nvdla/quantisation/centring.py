@@ -9,7 +9,6 @@ Source: Arithmetic of NVDLA, CDMA: a mean for each channel, one scale, padding b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -18,10 +17,10 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.quantize.scales.model_scales import Steps, source_input
+from npuc.targets.nvdla.program.frames import is_centre
 
 FRACTION_BITS = 12
 """Of a scale: so many that no pixel lies halfway between two steps, and float32 tells all apart."""
-MOST_MEAN = 1 << 14
 
 
 def centred(graph: Graph) -> Graph:
@@ -49,18 +48,12 @@ def centred(graph: Graph) -> Graph:
 
 def known_steps(graph: Graph) -> dict[str, Steps]:
     """The scale of each centred frame: a power of two over an odd number, so that all pixels are within 127."""
-    return {node.output: Steps(_scale(graph.constants[node.inputs[1]])) for node in centres(graph)}
-
-
-def _scale(means: Array) -> float:
-    most = float(max(np.abs(means).max(), (255 - means).max()))
-    steps = int(127 * (1 << FRACTION_BITS) / most)
-    return float(np.float32((1 << FRACTION_BITS) / (steps - 1 + steps % 2)))
-
-
-def centres(graph: Graph) -> Iterator[Node]:
-    """The nodes that take means from frames."""
-    return (node for node in graph.nodes if node.op == "Sub" and node.inputs[1] == f"{node.output}/mean")
+    found = dict[str, Steps]()
+    for node in filter(is_centre, graph.nodes):
+        means = graph.constants[node.inputs[1]]
+        steps = int(127 * (1 << FRACTION_BITS) / max(np.abs(means).max(), (255 - means).max()))
+        found[node.output] = Steps(float(np.float32((1 << FRACTION_BITS) / (steps - 1 + steps % 2))))
+    return found
 
 
 def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array] | None:
@@ -74,7 +67,7 @@ def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array] | None:
         return None
     factors, shifts = weight.reshape(-1).astype(np.float64), _parameters(graph, node)[1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (factors, shifts) if (np.abs(shifts / factors) < MOST_MEAN).all() else None
+        return (factors, shifts) if (np.abs(shifts / factors) < 1 << 14).all() else None
 
 
 def _of_frame(graph: Graph, name: str) -> bool:
