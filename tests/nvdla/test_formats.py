@@ -178,4 +178,4 @@ def test_alignments_scale_with_the_atom() -> None:
 
 
 def test_elements_of_two_bytes_halve_the_channels_of_an_atom() -> None:
-    assert [Cube.packed(FULL, 1, 1, 1, kind).atom_elements for kind in BYTES] == [32, 16, 16]
+    assert [Cube.packed(FULL, 1, 1, 1, kind).atom_elements for kind in BYTES] == [32, 32, 16, 16]

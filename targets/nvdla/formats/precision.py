@@ -22,6 +22,9 @@ FP16_SMALLEST = 2.0**-24
 HOST_DTYPES: Mapping[str, str] = {"int8": "int8", "int16": "int16", "fp16": "float32"}
 """The element type of a precision's tensors in the graph and on the host, converted on transfer to NVDLA."""
 
+LOADED: Mapping[str, str] = {**HOST_DTYPES, "uint8": "uint8"}
+"""The same, with frames, whose bytes CDMA converts."""
+
 
 def precision_of(dtype: str) -> str:
     """NVDLA's precision for tensors of an element type of the graph.
@@ -35,7 +38,7 @@ def precision_of(dtype: str) -> str:
 def received(values: Array, precision: str) -> Array:
     """A host tensor's values as NVDLA receives them: fp16 rounded to nearest, within +/-65504 (no infinities)."""
     limited = np.clip(values, -FP16_MOST, FP16_MOST) if precision == "fp16" else values
-    return limited.astype(DTYPES[precision])
+    return limited.astype(DTYPES.get(precision, precision))
 
 
 def fp17_of_bits(bits: int) -> float:
