@@ -231,12 +231,7 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @format_options("text", "json", "sarif")
 @limit_options
 def check(
-    model: Path,
-    target: str,
-    shapes: dict[str, tuple[int, ...]],
-    strict: bool,
-    form: str,
-    **flags: Any,
+    model: Path, target: str, shapes: dict[str, tuple[int, ...]], strict: bool, form: str, **flags: Any
 ) -> int:
     """Count the nodes that a target runs, and list the others. They are grouped by cause.
 

@@ -217,9 +217,7 @@ search_options = _together(
         " 2 a full search.",
     ),
     click.option(
-        "--method",
-        type=SuggestingChoice(CHOICES["method"]),
-        help="Calibration method [default: set by -O].",
+        "--method", type=SuggestingChoice(CHOICES["method"]), help="Calibration method [default: set by -O]."
     ),
     click.option(
         "--scales-in",
@@ -270,12 +268,7 @@ volume_options = _together(
         help="Print more: details, and on stderr each stage with its seconds.",
     ),
     click.option(
-        "-q",
-        "--quiet",
-        is_flag=True,
-        expose_value=False,
-        callback=_volume,
-        help="Print errors only (and --json).",
+        "-q", "--quiet", is_flag=True, expose_value=False, callback=_volume, help="Print errors only (and --json)."
     ),
 )
 json_option = _together(
