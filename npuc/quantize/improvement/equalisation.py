@@ -209,7 +209,7 @@ def _factors(
     rows = [np.abs(w).reshape(len(w), -1).max(axis=1) for w in written]
     if rows:
         activation = np.sqrt(activation * np.max([each / max(each.max(), 1e-30) for each in rows], axis=0))
-    exponent = 2 * share / (1 + share) if rows and columns else share if columns else 1.0
+    exponent = (1 + share) / 2 if rows and columns else share if columns else 1.0
     weights = np.max([each / max(each.max(), 1e-30) for each in columns], axis=0) if columns else 1.0
     alive = activation > 0
     sizes = octaves(np.maximum(activation, 1e-9), STEPS), octaves(np.maximum(weights, 1e-9), STEPS)

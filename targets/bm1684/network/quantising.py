@@ -24,7 +24,7 @@ from npuc.targets.bm1684.quantisation.operators import UNSIGNED as UNSIGNED_ZERO
 from npuc.targets.bm1684.quantisation.rescale_at_limits import RescaleAtLimits
 from npuc.targets.bm1684.quantisation.steps import constraints
 
-FEWEST = 40
+FEWEST = 32
 """The least steps of a tensor in a Concat, otherwise it is rescaled for this: a rescaling takes few cycles."""
 UNSIGNED = ZeroPoints(lambda _node, _anyway: True, ())
 """Every layer can read unsigned maps, such as results of ReLUs."""
