@@ -206,8 +206,9 @@ def _data(
 def _sections(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The headings of the page's sections."""
     parts = {"samples": "pictures", "values": "histograms"}
-    names = "summary samples network passes layers roofline values instructions timeline memory".split()
-    return [(name, name.capitalize()) for name in names if found.get(parts.get(name, name), True)]
+    first = ("summary", "samples", "network", "passes", "layers", "roofline", "values")
+    told = [name for name in first if found.get(parts.get(name, name), True)]
+    return [(name, name.capitalize()) for name in (*told, "instructions", "timeline", "memory")]
 
 
 def _figures(report: Report, timeline: Timeline, verification: Report | None) -> list[tuple[str, str]]:

@@ -64,7 +64,7 @@ def test_pictures_stand_beside_what_the_program_says_of_them(tmp_path: Path) -> 
     npuc("report", out, "-o", tmp_path / "p.html", "--data", folder).done()
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
     assert text.count("data:image/png;base64,") == 8 and "&lt;b&gt;.png" in text and "<b>.png" not in text
-    assert [*re.findall(r"<pre>.*", text)] and "7.webp" in text and text.count(" %  0") == 8
+    assert "7.webp" in text and text.count(" %  0") == 8
 
 
 def test_what_cannot_be_written_is_refused(digits: Digits, tmp_path: Path) -> None:
