@@ -18,7 +18,6 @@ from npuc.cli.options import (
     cut_options,
     force_option,
     format_options,
-    input_data_option,
     input_option,
     json_option,
     limit_options,
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=PATH, help="The artefact to write [default: ./STEM.npu].")
 @calibration_option
 @input_option
-@input_data_option
 @machine_option
 @shapes_option
 @precision_option

@@ -245,8 +245,6 @@ input_option = click.option(
     metavar="PRESET|FILE",
     help="What the image input expects: imagenet, tf, caffe-bgr, yolo, mtcnn, none, or a TOML file.",
 )
-input_data_option = click.option("--input-data", type=SuggestingChoice(CHOICES["input_data"]), hidden=True)
-"""float is frame = "float" in the description."""
 labels_option = click.option("--labels", type=PATH, metavar="FILE", help="Names of the classes, one a line.")
 
 
