@@ -34,7 +34,7 @@ CEILINGS = {
     "npuc": 39_000,
     "passes": 6_480,
     "targets/bm1684": 10_100,
-    "targets/easynpu": 17_500,
+    "targets/easynpu": 17_320,
     "targets/nvdla": 21_170,
     "tests": 65_000,
 }
