@@ -64,9 +64,9 @@ class EasyNpu(Target):
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
         """Cycles of the node's words by the cycle model."""
-        from npuc.targets.easynpu.layers import pricing
+        from npuc.targets.easynpu.layers import support
 
-        return pricing.cycles(graph, node, machines.load(options.machine))
+        return support.node_cycles(graph, node, machines.load(options.machine))
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither the array nor the host may run, each with its constraint."""
@@ -89,7 +89,7 @@ class EasyNpu(Target):
         from npuc.evidence import evidence, signature
         from npuc.host_nodes import expect_conversions
         from npuc.quantize.improvement.search import as_json
-        from npuc.targets.easynpu.layers.borders import with_borders
+        from npuc.targets.easynpu.layers.rewrites import with_borders
         from npuc.targets.easynpu.network import quantising
         from npuc.targets.easynpu.program import lowering, report
 
@@ -121,7 +121,7 @@ class EasyNpu(Target):
     def runner(self, program: Program, chip_model: str = "own") -> TargetRunner:
         """A runner of the manifest's steps, with the simulator of its machine or the core in Verilator."""
         if chip_model == "rtl":
-            from npuc.targets.easynpu.rtl.running import RtlRunner
+            from npuc.targets.easynpu.rtl.simulation import RtlRunner
 
             return RtlRunner(program)
         from npuc.targets.easynpu.simulate.running import Runner
@@ -133,17 +133,16 @@ class EasyNpu(Target):
     ) -> dict[str, bytes]:
         """The core in Verilog with a test bench; a program's steps; cell counts by type (resources.json)."""
         from npuc.targets.easynpu.rtl import export
-        from npuc.targets.easynpu.rtl import resources as estimates
 
         core = machines.load(machine) if program is None else Contents.of(program.manifest).machine
         files = export.files(core, program, samples)
         verilog = files["easynpu.sv"].decode()
-        found = {family: estimates.estimate(verilog, family) for family in resources}
+        found = {family: export.estimate_cells(verilog, family) for family in resources}
         return {**files, **({"resources.json": canonical_json(found)} if found else {})}
 
     def trace_runner(self, program: Program, trace: Path) -> TargetRunner:
         """A runner on the core in Verilator, which writes all its signals."""
-        from npuc.targets.easynpu.rtl.running import RtlRunner
+        from npuc.targets.easynpu.rtl.simulation import RtlRunner
 
         return RtlRunner(program, trace)
 

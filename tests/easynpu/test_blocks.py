@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npuc.ir import Array
-from npuc.targets.easynpu.layers.blocks import block_chunk, used_runs, used_span
+from npuc.targets.easynpu.layers.convolutions import block_chunk, used_runs, used_span
 
 MANY = 10_000
 """Pixels of a map so large that every cycle a pixel counts more than another word."""

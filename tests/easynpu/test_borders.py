@@ -12,7 +12,7 @@ from npuc.interpreter import run
 from npuc.ir import Attr, Graph
 from npuc.ops import build
 from npuc.ops.attributes import PADDING, PADS
-from npuc.targets.easynpu.layers.borders import pads_cheaply, with_borders
+from npuc.targets.easynpu.layers.rewrites import pads_cheaply, with_borders
 from tests.passes.networks import network, node
 
 RANDOM = np.random.default_rng(3)

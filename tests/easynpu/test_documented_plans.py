@@ -22,10 +22,9 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import FUSED_INPUT
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.export.assembling import expect_legal
-from npuc.targets.easynpu.layers.anchoring import anchored, chains_of
-from npuc.targets.easynpu.layers.combining import with_latest_first
 from npuc.targets.easynpu.layers.fusion import fused_behind
-from npuc.targets.easynpu.layers.windows import whole
+from npuc.targets.easynpu.layers.rewrites import with_latest_first
+from npuc.targets.easynpu.layers.windows import anchored, chains_of, whole
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
@@ -33,7 +32,7 @@ from npuc.targets.easynpu.plan.grids import Grid, shares_of, tiles_of
 from npuc.targets.easynpu.plan.implicit import implicit
 from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.plan.regions import outputs_of, run_of
-from npuc.targets.easynpu.plan.streams import Streams
+from npuc.targets.easynpu.plan.segments import Streams
 from npuc.targets.easynpu.plan.strips import StripPlan, plans
 from tests.compiled import compilation, verified
 from tests.easynpu.test_plans import Layers, every_plan

@@ -17,8 +17,7 @@ from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.layers.tiling import best_tile, with_tile
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.ports import PortUse, port_use
-from npuc.targets.easynpu.machine.timing import Followers, chain_cost
+from npuc.targets.easynpu.machine.timing import Followers, PortUse, chain_cost, port_use
 
 DEFAULT = Machine()
 CONV, DEPTHWISE, MAXPOOL, AVGPOOL, ADD = 0x00, 0x01, 0x0E, 0x12, 0x16

@@ -20,7 +20,7 @@ from npuc.cli import npuc
 from npuc.errors import ArtefactError
 from npuc.program import load
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.rtl import build, core, port, resources
+from npuc.targets.easynpu.rtl import build, core, export, port
 from npuc.targets.easynpu.simulate.walk import segments_of
 from tests.cli.process import SYNTHETIC
 from tests.easynpu_rtl.rig import needed
@@ -223,5 +223,5 @@ def test_environments_with_the_same_tools_share_a_core(tmp_path: Path) -> None:
 def test_missing_yosys_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "nowhere")
     with pytest.raises(ArtefactError) as caught:
-        resources.estimate("", "generic")
+        export.estimate_cells("", "generic")
     assert "Yosys is not on the path" in caught.value.problems[0].reason

@@ -17,7 +17,7 @@ from amaranth.back.rtlil import convert
 
 from npuc.errors import ArtefactError
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.rtl import build, resources
+from npuc.targets.easynpu.rtl import build, export
 from npuc.targets.easynpu.rtl.axi import wrapper
 from npuc.targets.easynpu.rtl.axi.wrapper import Adapter
 from npuc.targets.easynpu.rtl.core import Core, verilog
@@ -95,6 +95,6 @@ endmodule
     ("family", "cell"), [("generic", "$_DFF_P_"), ("ice40", "SB_DFF"), ("ecp5", "TRELLIS_FF")]
 )
 def test_resources_count_the_cells_of_all_blocks(family: str, cell: str) -> None:
-    if not any(map(shutil.which, resources.COMMANDS)):
+    if not any(map(shutil.which, export.COMMANDS)):
         pytest.skip("Yosys is not on the path")
-    assert resources.estimate(COUNTER, family)[cell] == 16
+    assert export.estimate_cells(COUNTER, family)[cell] == 16

@@ -24,7 +24,7 @@ from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensor
 from npuc.quantize.scales.model_scales import Steps, given_steps, integers_of, reaches, steps_of
 from npuc.reference import session
 from npuc.samples.loading import Samples
-from npuc.targets.easynpu.layers.borders import border_weights
+from npuc.targets.easynpu.layers.rewrites import border_weights
 from npuc.targets.easynpu.layers.tables import best_table
 from tests.passes.networks import network, node
 from tests.quantize.test_improvement import PADS, residual, samples, weights

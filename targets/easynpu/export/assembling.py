@@ -28,8 +28,8 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rules import check, expect_kept
 from npuc.targets.easynpu.machine.timing import kernel_extent
 from npuc.targets.easynpu.program.artefact import Contents
-from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.running import Runner
+from npuc.targets.easynpu.simulate.simulator import load_images
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
 from npuc.text.encodings import decoded
 

@@ -18,9 +18,8 @@ import numpy as np
 
 from npuc.ir import Array, Node
 from npuc.targets.easynpu.layers.addressing import concat_offsets, interleaved
-from npuc.targets.easynpu.layers.blocks import used_runs
 from npuc.targets.easynpu.layers.channelwise import combination, max_pool, pointwise, weighted_sum
-from npuc.targets.easynpu.layers.convolutions import convolutions
+from npuc.targets.easynpu.layers.convolutions import convolutions, used_runs
 from npuc.targets.easynpu.layers.fusion import POINTWISE, fused_behind
 from npuc.targets.easynpu.layers.jobs import (
     FIELD_CHANNELS,

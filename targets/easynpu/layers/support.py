@@ -24,18 +24,18 @@ from npuc.errors import EncodingError, NpucError, Problem
 from npuc.host_nodes import quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import GROUP
-from npuc.ops.movement import ONNX_MOVEMENT
+from npuc.ops.movement import MOVEMENT, ONNX_MOVEMENT
 from npuc.quantize.arithmetic.tables import TABLE_OPS
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.fusion import conv_mnemonic
-from npuc.targets.easynpu.layers.kernels import geometry, split_kernel
+from npuc.targets.easynpu.layers.kernels import FIELD_CHANNELS, geometry, split_kernel
 from npuc.targets.easynpu.layers.tiling import best_tile
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
-from npuc.targets.easynpu.machine.memory import groups
+from npuc.targets.easynpu.machine.memory import LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.timing import Followers
+from npuc.targets.easynpu.machine.timing import Followers, is_dense
 
 
 def one_image(graph: Graph, node: Node) -> str | None:
@@ -185,3 +185,25 @@ def layer_word(graph: Graph, node: Node) -> Layer:
                 opcode=BY_MNEMONIC["relu"].opcode,
                 Hi=height, Wi=width, Ho=height, Wo=width, Ci=channels, Co=channels, Zs=groups(channels),
             )  # fmt: skip
+
+
+def node_cycles(graph: Graph, node: Node, machine: Machine) -> int | None:
+    """Cycles of a node's words with its whole map in the DTCM; None for a node that the array cannot run as it is.
+
+    Data movement counts as address arithmetic: 0.
+    """
+    if node.op in MOVEMENT:
+        return 0
+    if node.op == "Gemm" or refusal(graph, node, machine) is not None:
+        return None
+    word = layer_word(graph, node)
+    dense = is_dense(word)
+    parts = [part.word for part in split_kernel(word, machine, dense=dense)]
+    most = min(FIELD_CHANNELS // LANES, machine.weight_pad_entries, machine.psum_entries) if dense else word.Zs
+    total = 0
+    for first in range(0, word.Zs, most):
+        Zs = min(most, word.Zs - first)
+        Co = min(word.Co - first * LANES, Zs * LANES)
+        chunk = [replace(part, Co=Co, Zs=Zs, **({} if dense else {"Ci": Co})) for part in parts]
+        total += best_tile(chunk, machine, Followers())[1].cycles
+    return total

@@ -5,7 +5,8 @@ Source: easynpu reference, section 6, with a second set of ifmap pads unless the
 first weights (Zs words), then its first sub-ifmap. From then on it proceeds in steps: a step computes with the 16
 channels in the pads while the sub-ifmap of the next step is loaded (refilling). Ofmap and ifmap words share one
 bus of one word a cycle, on which the ofmap has priority. A step therefore takes its compute cycles, or more if the
-words find too few cycles or no free entry. Tests compare every chain of random programs with the hardware.
+words find too few cycles or no free entry. A DTCM serves one access a cycle.
+Tests compare every chain of random programs with the hardware.
 
 Refilling of the ifmap pads during computation: how long a step waits for the next sub-ifmap, in closed form.
 
@@ -28,7 +29,48 @@ from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import CONV, Layer
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS, groups
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.ports import RESULT, PortUse
+
+
+@frozen
+class PortUse:
+    """The use of the DTCMs by each position of a pass, one word per 16 channels, without the loads."""
+
+    cycles: int = 0
+    """Cycles of its accesses; one more if operand and result are in the same memory."""
+    blocked: int = 0
+    """Cycles in which no sub-ifmap word can be loaded."""
+    ofmap: int = 0
+    """Cycles of writing over the shared bus: one, or more where a reshape scatters its lanes."""
+    apart: bool = False
+    """The operand is read before the position enters the PEs; a single psum's bubble begins a cycle later."""
+    late: bool = False
+    """Positions enter several rows of PEs with the last row's operand, though their results are due at once."""
+
+    def taken(self, sweep: Array, positions: Array) -> Array:
+        """Cycles of a pass over this many positions, whose computation alone takes `sweep`."""
+        return np.maximum(sweep + self.apart, positions * self.cycles)
+
+    def free(self, sweep: Array, positions: Array) -> Array:
+        """Those of its cycles in which a sub-ifmap word can be loaded."""
+        return self.taken(sweep, positions) - positions * self.blocked
+
+
+def port_use(reads: str | None, writes: Sequence[str], source: str, times: int = 1) -> PortUse:
+    """The port use of a pass. A DTCM serves one access a cycle; a result is written to several memories at once.
+
+    reads: the memory of its operand, which has its own path apart from the shared bus; writes: the memories of its
+    result; source: the memory that sub-ifmaps are loaded from; times: the words that a result is scattered to.
+    """
+    apart = reads in writes
+    written = times if writes else 0
+    cycles = written + 1 if apart else max(written, int(reads is not None))
+    blocked = written + int(reads == source and (apart or not writes))
+    return PortUse(cycles, blocked, written, apart, bool(reads is not None and writes and not apart))
+
+
+RESULT = PortUse(1, 1, 1)
+"""A pass that writes a result and reads no operand."""
+
 
 BLOCK = 64
 """Positions that are evaluated together, which bounds the memory use."""

@@ -12,13 +12,12 @@ from npuc.errors import NpucError
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.targets.easynpu.layers.addressing import moved_axes
-from npuc.targets.easynpu.layers.anchoring import chains_of, operand_of, slides
 from npuc.targets.easynpu.layers.convolutions import expect_documented, load_of
 from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS
 from npuc.targets.easynpu.layers.kernels import MOST_STEP
 from npuc.targets.easynpu.layers.views import Views
-from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, is_channelwise
+from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, chains_of, is_channelwise, operand_of, slides
 from npuc.targets.easynpu.machine.memory import feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import JobShare

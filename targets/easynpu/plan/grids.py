@@ -16,13 +16,13 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.jobs import Job
-from npuc.targets.easynpu.layers.streaming import WeightStreamBuilder
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.plan.regions import outputs_of
+from npuc.targets.easynpu.plan.segments import WeightStreamBuilder
 
 Ranges = Mapping[str, tuple[Array, Array]]
 

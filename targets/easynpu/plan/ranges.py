@@ -17,13 +17,20 @@ from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
-from npuc.targets.easynpu.layers.anchoring import anchored
 from npuc.targets.easynpu.layers.convolutions import parts_in_turn
 from npuc.targets.easynpu.layers.fusion import POINTWISE, fused_behind, is_batch_norm
 from npuc.targets.easynpu.layers.kernels import MOST_EXTENT, MOST_STEP
 from npuc.targets.easynpu.layers.tiling import legal_tiles
 from npuc.targets.easynpu.layers.views import Views, views_of
-from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, is_channelwise, is_tileable, ranges_for, whole
+from npuc.targets.easynpu.layers.windows import (
+    MapWindow,
+    Sliding,
+    anchored,
+    is_channelwise,
+    is_tileable,
+    ranges_for,
+    whole,
+)
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -32,8 +39,7 @@ from npuc.targets.easynpu.plan.grids import AxisRanges, Grid, JobShare, Strip, c
 from npuc.targets.easynpu.plan.placement import placeable
 from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
-from npuc.targets.easynpu.plan.segments import cut
-from npuc.targets.easynpu.plan.streams import Streams
+from npuc.targets.easynpu.plan.segments import Streams, cut
 
 FINEST_TILES = 8192
 """The most tiles along rows and columns together, where no grid of MOST_TILES by MOST_TILES fits."""

@@ -1,13 +1,58 @@
-"""Runs of jobs cut into segments that fit the ITCM and the weight DTCM."""
+"""Runs of jobs cut into segments that fit the ITCM and the weight DTCM, and the weight streams of segments.
+
+The taps of an average are the same for all channels. Words of an average with equal blocks stream them from one
+address, which `ctl set_weights` sets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 
 from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.layers.jobs import Job, Stage
-from npuc.targets.easynpu.layers.streaming import WeightStreamBuilder
 from npuc.targets.easynpu.machine.parameters import Machine
+
+
+@dataclass
+class WeightStreamBuilder:
+    """The weight stream of a segment, built job by job."""
+
+    words: int = 0
+    """Words of all blocks that must be loaded."""
+    _next: int = 0
+    """Address at which the machine continues if no word sets another."""
+    _shared: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
+    """Blocks that may be streamed again, and their addresses."""
+
+    def with_addresses(self, job: Job) -> Job:
+        """The job appended to the stream; its stages have the addresses of their blocks and which are loaded."""
+        return replace(job, stages=tuple(map(self._with_address, job.stages)))
+
+    def copy(self) -> WeightStreamBuilder:
+        """A copy of the stream, to which other jobs can be added."""
+        return WeightStreamBuilder(self.words, self._next, list(self._shared))
+
+    def _with_address(self, stage: Stage) -> Stage:
+        if not len(stage.block):
+            return stage
+        at = self._found(stage)
+        held = at is not None
+        if at is None:
+            at, self.words = self.words, self.words + len(stage.block)
+        found = replace(stage, weights_at=None if at == self._next else at, held=held)
+        self._next = at + len(stage.block)
+        return found
+
+    def _found(self, stage: Stage) -> int | None:
+        """The address of a block that begins with a sharing stage's block; None if it must be loaded."""
+        if not stage.shares:
+            return None
+        block = stage.block.tobytes()
+        for known, at in self._shared:
+            if known.startswith(block):
+                return at
+        self._shared.append((block, self.words))
+        return None
 
 
 def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[Job]]:
@@ -64,3 +109,19 @@ def _expect(machine: Machine, memory: str, words: int, job: Job) -> None:
             limit=f"{memory}_words = {capacity}",
             remedy=f"a machine with {memory}_words = {words} (--machine FILE)",
         )
+
+
+class Streams:
+    """The streams of which the weight DTCM still holds words. Each stream is loaded from word 0 on."""
+
+    def __init__(self) -> None:
+        self.held: dict[Hashable, tuple[int, int]] = {}
+        """The words of a stream, and how many of its first words have been overwritten."""
+
+    def load(self, stream: Hashable, words: int) -> int:
+        """The number of first words of a stream that must be loaded before it runs."""
+        _, needed = self.held.pop(stream, (words, words))
+        lost = {key: (length, max(over, needed)) for key, (length, over) in self.held.items()}
+        self.held = {key: (length, over) for key, (length, over) in lost.items() if over < length}
+        self.held[stream] = words, 0
+        return needed

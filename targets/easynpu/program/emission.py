@@ -30,9 +30,8 @@ from npuc.targets.easynpu.machine.isa import (
 )
 from npuc.targets.easynpu.machine.memory import MapPlace, feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.ports import PortUse, port_use
 from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
-from npuc.targets.easynpu.machine.timing import Followers, parameter_words
+from npuc.targets.easynpu.machine.timing import Followers, PortUse, parameter_words, port_use
 from npuc.targets.easynpu.plan.placement import PlacedJob
 from npuc.targets.easynpu.plan.segments import instruction_words, is_controlled, weight_words
 

@@ -19,11 +19,9 @@ from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.improvement.mixed import REASON
 from npuc.quantize.network.construction import Quantised
-from npuc.targets.easynpu.layers.combining import with_latest_first
-from npuc.targets.easynpu.layers.joined import with_maps_apart
 from npuc.targets.easynpu.layers.movement import with_reshape_words
 from npuc.targets.easynpu.layers.operators import PIXEL, pixel
-from npuc.targets.easynpu.layers.repeated import with_repeated
+from npuc.targets.easynpu.layers.rewrites import with_latest_first, with_maps_apart, with_repeated
 from npuc.targets.easynpu.layers.support import HOST
 from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine import isa
@@ -37,8 +35,7 @@ from npuc.targets.easynpu.plan.ordering import best_order
 from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, Run, Usage, explicit, placeable
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
-from npuc.targets.easynpu.plan.segments import cut
-from npuc.targets.easynpu.plan.streams import Streams
+from npuc.targets.easynpu.plan.segments import Streams, cut
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, pieces, without_data

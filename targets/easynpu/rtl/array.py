@@ -14,8 +14,7 @@ from npuc.targets.easynpu.rtl.layouts import AHEAD, WORD
 from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS, instance
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.sequencer import issue
-from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth
-from npuc.targets.easynpu.rtl.words import delayed
+from npuc.targets.easynpu.rtl.words import delayed, index_bits, pad_depth
 
 READ_PADS, SELECT, MULTIPLY, ADD, _SHIFT, _ROUND, RESULT = range(AHEAD + 2, AHEAD + 9)
 """Pipeline stages, in cycles after the sequencer."""

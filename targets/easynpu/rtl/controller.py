@@ -21,8 +21,7 @@ from npuc.targets.easynpu.machine.timing import DRAIN
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.decoder import Block, Decoder, Kind, given, roles
 from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
-from npuc.targets.easynpu.rtl.sizes import index_bits, tables
-from npuc.targets.easynpu.rtl.words import Fields
+from npuc.targets.easynpu.rtl.words import Fields, index_bits, tables
 
 CYCLES = 32
 """Bits of the cycle counter."""

@@ -19,8 +19,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
 from npuc.targets.easynpu.rtl.pe import Addend, Factor, Scale
-from npuc.targets.easynpu.rtl.sizes import address_bits
-from npuc.targets.easynpu.rtl.words import Fields
+from npuc.targets.easynpu.rtl.words import Fields, address_bits
 
 
 class Kind(enum.Enum, shape=3):

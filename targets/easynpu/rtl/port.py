@@ -5,7 +5,7 @@ from __future__ import annotations
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.registers import CONTROLS, REGISTERS
-from npuc.targets.easynpu.rtl.sizes import index_bits
+from npuc.targets.easynpu.rtl.words import index_bits
 
 REGIONS = (*isa.MEMORIES, "weight", "itcm", "registers")
 """The regions that the upper three bits of a host address select."""

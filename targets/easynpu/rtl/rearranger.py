@@ -20,8 +20,7 @@ from npuc.targets.easynpu.machine.rearrangement import DIMENSIONS, ORDER, PERMUT
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, TILE, WORD
 from npuc.targets.easynpu.rtl.loader import next_tile
-from npuc.targets.easynpu.rtl.sizes import address_bits
-from npuc.targets.easynpu.rtl.words import Fields, address, delayed
+from npuc.targets.easynpu.rtl.words import Fields, address, address_bits, delayed
 
 DEPTH = 32
 """Parts under way: more than the stages of the pipeline."""

@@ -18,8 +18,7 @@ from npuc.targets.easynpu.machine.timing import FEEDBACK
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, held, stored
 from npuc.targets.easynpu.rtl.pe import CONTROL, Addend
-from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth, tables
-from npuc.targets.easynpu.rtl.words import address, delayed
+from npuc.targets.easynpu.rtl.words import address, delayed, index_bits, pad_depth, tables
 
 
 def issue(machine: Machine) -> data.StructLayout:

@@ -10,16 +10,20 @@ from pathlib import Path
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.host.running import one_by_one
 from npuc.ir import Array
+from npuc.program import Program
+from npuc.storage.files import replacing
+from npuc.target import Observer
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.chains import ChainStage, chains
 from npuc.targets.easynpu.machine.isa import Instruction
 from npuc.targets.easynpu.machine.memory import LANES, Map, groups, pack_feature
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rules import check
-from npuc.targets.easynpu.program.artefact import Segment
-from npuc.targets.easynpu.simulate.loading import keep, load_images
-from npuc.targets.easynpu.simulate.simulator import Observer
+from npuc.targets.easynpu.program.artefact import Contents, Segment
+from npuc.targets.easynpu.simulate.running import Runner
+from npuc.targets.easynpu.simulate.simulator import WordObserver, keep, load_images
 
 SEEN = np.dtype(
     [
@@ -166,7 +170,7 @@ class Simulation:
             self._tracing = None
 
     def run(
-        self, segment: Segment, state: State, tensors: dict[str, Array], observe: Observer | None = None
+        self, segment: Segment, state: State, tensors: dict[str, Array], observe: WordObserver | None = None
     ) -> None:
         """Loads, runs and stores a segment; tensors (1, 1, C, H, W) int8 by name are read and added."""
         first = load_images(segment, self.files, self.machine, state)
@@ -189,7 +193,11 @@ class Simulation:
         return found
 
     def _execute(
-        self, state: State, program: Sequence[tuple[list[ChainStage], bool]], count: int, observe: Observer | None
+        self,
+        state: State,
+        program: Sequence[tuple[list[ChainStage], bool]],
+        count: int,
+        observe: WordObserver | None,
     ) -> None:
         """Runs the chains; if results are observed, with a pause after every chain."""
         board, port = state.board, state.board.port
@@ -211,7 +219,7 @@ class Simulation:
             board.run()
 
     def _observe(
-        self, state: State, chain: Sequence[ChainStage], low: bool, seen: Array, observe: Observer
+        self, state: State, chain: Sequence[ChainStage], low: bool, seen: Array, observe: WordObserver
     ) -> None:
         """Reports the int8 results of a chain's words, from the PEs' outputs; those of a reshape from its map."""
         for position, stage in enumerate(chain):
@@ -226,3 +234,40 @@ class Simulation:
                 result[of_word["row"], of_word["column"], of_word["group"]] = of_word["lanes"]
             observe(stage.number, result.reshape(1, *shape[:2], -1)[..., : stage.word.Co])
         state.board.library.easynpu_forget_seen(state.board.handle)
+
+
+class RtlRunner:
+    """Runs the steps of the manifest, with segments on the hardware description.
+
+    trace: the file for the waveforms of the first sample (.vcd); ArtefactError (E506) where it cannot be written.
+    """
+
+    def __init__(self, program: Program, trace: Path | None = None) -> None:
+        machine = Contents.of(program.manifest).machine
+        self.simulation = Simulation(machine, program.files, traced=trace is not None)
+        self.runner = Runner(program, self.simulation)
+        self.trace = trace
+        self.layer_cycles: list[int] = []
+        """Cycles of every chain for the last sample."""
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        return one_by_one(self._run, feeds, observe)
+
+    def _run(self, feeds: Mapping[str, Array], observe: Observer | None) -> dict[str, Array]:
+        self.simulation.cycles.clear()
+        if self.trace is None:
+            found = self.runner(feeds, observe)
+        else:
+            with replacing(self.trace) as staging:
+                self.simulation.trace = staging
+                found = self.runner(feeds, observe)
+                self.simulation.end_trace()
+            self.trace = None
+        self.layer_cycles = list(self.simulation.cycles)
+        return found
+
+    @property
+    def cycles(self) -> int | None:
+        """Cycles of the core for the last sample; None before the first."""
+        return sum(self.layer_cycles) if self.layer_cycles else None

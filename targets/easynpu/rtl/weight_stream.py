@@ -15,7 +15,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, WORD
 from npuc.targets.easynpu.rtl.loader import next_tile
-from npuc.targets.easynpu.rtl.sizes import index_bits
+from npuc.targets.easynpu.rtl.words import index_bits
 
 UNDER_WAY = 4
 """Words between request and pads, for which there is room in addition to the pads."""

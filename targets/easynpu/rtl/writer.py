@@ -14,7 +14,7 @@ from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.array import RESULT
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.quantiser import BYTE
-from npuc.targets.easynpu.rtl.sizes import address_bits
+from npuc.targets.easynpu.rtl.words import address_bits
 
 MEMORIES = 2
 

@@ -30,8 +30,7 @@ from npuc.target import Observer
 from npuc.targets.easynpu.machine.memory import LANES, Map
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Contents, Segment, Step, TensorMove
-from npuc.targets.easynpu.simulate.simulator import MachineState, Simulator, Word, side_by_side
-from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
+from npuc.targets.easynpu.simulate.simulator import MachineState, Simulator, Word, WordObserver, side_by_side
 
 
 @frozen

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,9 +35,48 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rules import check, expect_kept
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
-from npuc.targets.easynpu.simulate.loading import load_images, put
 
-Observer = Callable[[int, Array], None]
+
+class LoadableMachine(Protocol):
+    """A machine whose instruction memory and weight DTCM the host fills."""
+
+    itcm: tuple[isa.Instruction, ...]
+
+    def load_weights(self, address: int, words: Array) -> None:
+        """Fills the weight DTCM with words (n, 16) int8 from an address on."""
+        ...
+
+
+def load_images(segment: Segment, files: Mapping[str, bytes], machine: Machine, state: LoadableMachine) -> int:
+    """Fills ITCM and weight DTCM; returns the number in itcm.bin of the first word.
+
+    Raises ArtefactError (E503) where the segment runs more words than are loaded.
+    """
+    first = 0
+    for image in segment.images:
+        data = image.data(files, machine)
+        if image.memory == "itcm":
+            first, state.itcm = image.start, isa.bytes_to_words(data)
+        else:
+            state.load_weights(image.address, np.frombuffer(data, np.int8).reshape(-1, LANES))
+    if not 0 <= segment.count <= len(state.itcm):
+        raise refused(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
+    return first
+
+
+def keep(move: TensorMove, words: Array, tensors: dict[str, Array]) -> None:
+    """Copies words (samples, H, W, groups, 16) to their window of a host tensor, which is created if needed."""
+    put(move, unpack_feature(words, move.channels), tensors)
+
+
+def put(move: TensorMove, planes: Array, tensors: dict[str, Array]) -> None:
+    """The same for planes (samples, C, H, W)."""
+    if move.tensor not in tensors:
+        tensors[move.tensor] = np.zeros((len(planes), *move.shape), np.int8)
+    move.whole(tensors)[move.window] = planes
+
+
+WordObserver = Callable[[int, Array], None]
 """Called with the number of a layer word in the program and its int8 result (samples, Ho, Wo, Co)."""
 
 
@@ -161,7 +200,7 @@ class Simulator:
         )
 
     def run(
-        self, segment: Segment, state: MachineState, tensors: dict[str, Array], observe: Observer | None = None
+        self, segment: Segment, state: MachineState, tensors: dict[str, Array], observe: WordObserver | None = None
     ) -> None:
         """Loads, runs and stores a segment; tensors (samples, 1, C, H, W) int8 by name are read and added."""
         observers = None if observe is None else [observe]
@@ -175,7 +214,7 @@ class Simulator:
         stores: Sequence[Sequence[TensorMove]],
         state: MachineState,
         tensors: dict[str, Array],
-        observers: Sequence[Observer] | None,
+        observers: Sequence[WordObserver] | None,
     ) -> None:
         """Loads, runs and stores tiles of one geometry, whose words are the same but for their weights.
 
@@ -235,7 +274,9 @@ class Simulator:
             raise refused(stage.number, f"weight words {start}..{state.weights_at - 1} are streamed", stage.layer)
         return state.weight[start : state.weights_at].tobytes()
 
-    def _execute(self, state: MachineState, words: Sequence[Word], observers: Sequence[Observer] | None) -> None:
+    def _execute(
+        self, state: MachineState, words: Sequence[Word], observers: Sequence[WordObserver] | None
+    ) -> None:
         """Runs chains: their first word reads a map, the others the previous word's int8 values or psums."""
         x = np.zeros(0, np.int8)
         for word in words:

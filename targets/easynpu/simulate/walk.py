@@ -13,9 +13,8 @@ from npuc.targets.easynpu.machine.chains import ChainStage, chains
 from npuc.targets.easynpu.machine.isa import Instruction, Layer
 from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.ports import port_use
 from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
-from npuc.targets.easynpu.machine.timing import ChainCost, Followers, chain_cost
+from npuc.targets.easynpu.machine.timing import ChainCost, Followers, chain_cost, port_use
 from npuc.targets.easynpu.program.artefact import Contents, Segment
 
 COMBINING = ("add", "mul")

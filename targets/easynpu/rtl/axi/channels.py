@@ -16,7 +16,7 @@ from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import port
 from npuc.targets.easynpu.rtl.layouts import WORD
-from npuc.targets.easynpu.rtl.sizes import index_bits
+from npuc.targets.easynpu.rtl.words import index_bits
 
 ID_BITS = 8
 PAGE_BITS = 12

@@ -24,8 +24,8 @@ from npuc.targets.easynpu.rtl.axi.channels import DEPTH, LITE, REGISTER_BITS, RE
 from npuc.targets.easynpu.rtl.axi.memories import MemoryReads, MemoryWrites
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.port import CONTROL, PAUSE, RESUME, STATUS
-from npuc.targets.easynpu.rtl.sizes import index_bits
 from npuc.targets.easynpu.rtl.verilog import HEADER, modules
+from npuc.targets.easynpu.rtl.words import index_bits
 
 BYTES = index_bits(REGISTER_BYTES)
 

@@ -1,0 +1,208 @@
+"""Rewrites of the integer graph before it is planned: what words lack becomes what they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops import rebuild
+from npuc.ops.attributes import AXIS, FUSED_INPUT, GROUP, PADDING, PADS
+from npuc.ops.macs import macs
+from npuc.ops.windows import window_of
+from npuc.targets.easynpu.layers.addressing import concat_offsets, map_shape
+from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, conv_mnemonic
+from npuc.targets.easynpu.layers.operators import OPERATORS, PIXEL, VALUE
+from npuc.targets.easynpu.machine.memory import LANES, groups
+from npuc.text.names import Names
+
+
+def with_borders(graph: Graph) -> Graph:
+    """The integer graph in which maps are surrounded by a padding value other than 0, which the machine lacks.
+
+    Most convolutions read a copy of their map that has the padding: two depthwise words of one tap, a per cent
+    of a layer of 16 channels. The copy itself, and a convolution with less work, takes a second word over a
+    pixel of the value. With a padding value z, the sum of a convolution is the one with zero padding plus z
+    times the weights of the taps in the padding: sum(w x) + sum over taps inside the map of (-w z) + z sum(w).
+    The middle term is a convolution of a constant map of z with the same window: a layer word over one pixel
+    with pitches of 0, whose psums are kept for the layer's word. It doubles the cost of a depthwise layer; a
+    dense layer gets as many more input channels as 8-bit weights are needed for its largest sum of weights
+    (border_weights).
+    """
+    values = sorted({PADDING(node) for node in graph.nodes if node.op == "IntConv"} - {0})
+    if not values:
+        return graph
+    names, constants, copies = graph.names(), dict(graph.constants), dict[tuple[Any, ...], str]()
+    pixels = {value: names.new(f"padding/{value}") for value in values}
+    nodes = [Node(PIXEL, (), (name,), {VALUE.name: value}, name) for value, name in pixels.items()]
+    for node in graph.nodes:
+        if not PADDING(node):
+            nodes.append(node)
+        elif (pads := _copied(graph, node)) is None:
+            nodes.append(replace(node, inputs=(*node.inputs, pixels[PADDING(node)])))
+        else:
+            x, value = node.inputs[0], PADDING(node)
+            if (x, pads, value) not in copies:
+                name = names.new(f"{x}/padded{'_'.join(map(str, (*pads, value)))}")
+                copies[x, pads, value] = name
+                channels = graph.shape(x)[1]
+                given = [names.new(f"{name}/{each}") for each in ("w", "bias", "shift")]
+                w, none = np.ones((channels, 1, 1, 1), np.int8), np.zeros(channels, np.int32)
+                constants |= dict(zip(given, (w, none, none.astype(np.int8)), strict=True))
+                told: dict[str, Attr] = {"group": channels, "pads": pads, "padding": value, "selects": 1}
+                nodes.append(Node("IntConv", (x, *given, pixels[value]), (name,), told, name, node.sources))
+            attrs = {key: each for key, each in node.attrs.items() if key not in (PADDING.name, PADS.name)}
+            nodes.append(replace(node, inputs=(copies[x, pads, value], *node.inputs[1:]), attrs=attrs))
+    return rebuild(replace(graph, operators=OPERATORS), nodes, constants)
+
+
+def _copied(graph: Graph, node: Node) -> tuple[int, ...] | None:
+    """The padding that a convolution reads as part of a copy of its map; None if that is not cheaper."""
+    x, w = node.inputs[0], graph.constants[node.inputs[1]]
+    window = window_of(node, w.shape[2:])
+    pads = (*window.begins, *(max(end, 0) for end in window.ends))
+    height, width = (extent + pads[k] + pads[k + 2] for k, extent in enumerate(graph.shape(x)[2:]))
+    channels = graph.shape(x)[1]
+    dense = conv_mnemonic(GROUP(node), channels, len(w)) == "conv"
+    added = sum(prod(each.shape[1:]) for each in border_weights(w, dense=dense))
+    words = added * prod(graph.shape(node.output)[2:]) * groups(len(w))
+    return pads if _copy_cycles(channels, (height, width)) < words else None
+
+
+def _copy_cycles(channels: int, extents: Sequence[int]) -> int:
+    """Cycles of a copy: two words of one tap, one over the map and one over the pixel."""
+    return 2 * prod(extents) * groups(channels)
+
+
+LITTLE = 12
+"""A copy takes up to a twelfth of the cycles of the convolution that reads it."""
+
+
+def pads_cheaply(graph: Graph, node: Node) -> bool:
+    """Whether a float convolution takes many more cycles than a copy of its map with padding."""
+    channels, *extents = graph.shape(node.inputs[0])[1:]
+    least = LITTLE * _copy_cycles(channels, extents) * LANES
+    return node.op == "Conv" and macs(node, graph.tensors) >= least
+
+
+def border_weights(w: Array, *, dense: bool) -> list[Array]:
+    """Weights (Co, channels, Hk, Wk) int8 over the constant map, which add up to the negated channel sums of w.
+
+    Dense: one array of several channels. Channel-wise: arrays of one channel each; a weight of -128 takes two.
+    """
+    rest = -w.astype(np.int64).sum(axis=1, keepdims=True)
+    if dense:
+        channels = max(1, -(-int(np.abs(rest).max()) // 127))
+        shares = np.diff(rest * np.arange(channels + 1)[:, None, None] // channels, axis=1)
+        return [shares.astype(np.int8)]
+    found: list[Array] = []
+    while rest.any() or not found:
+        found.append(np.clip(rest, -127, 127).astype(np.int8))
+        rest = rest - found[-1]
+    return found
+
+
+def with_latest_first(graph: Graph) -> Graph:
+    """The integer graph in which the first operand of every sum and product is the one computed last.
+
+    Sums that continue on a convolution's psums keep their operands in order.
+    """
+    at = {name: position for position, node in enumerate(graph.nodes) for name in node.outputs}
+    nodes = [_latest_first(graph, node, at) for node in graph.nodes]
+    return rebuild(replace(graph, operators=OPERATORS), nodes) if nodes != list(graph.nodes) else graph
+
+
+def _latest_first(graph: Graph, node: Node, at: dict[str, int]) -> Node:
+    if node.op not in ("IntAdd", "IntMul") or (node.op == "IntAdd" and FUSED_INPUT(node) is not None):
+        return node
+    first, second, *rest = node.inputs
+    swapped = at.get(second, -1) > at.get(first, -1) and graph.shape(first) == graph.shape(second)
+    return replace(node, inputs=(second, first, *rest)) if swapped else node
+
+
+def with_repeated(graph: Graph) -> Graph:
+    """The integer graph in which Concats of copies extend broadcast operands: the document has no pitch of 0."""
+    nodes: list[Node] = []
+    known: dict[tuple[str, tuple[int, ...]], str] = {}
+    names = graph.names()
+    for node in graph.nodes:
+        inputs = list(node.inputs)
+        if node.op in ("IntAdd", "IntMul"):
+            shape = graph.shape(node.output)
+            for at, name in enumerate(inputs[:2]):
+                if _is_repeated(graph.shape(name), shape):
+                    key = name, shape
+                    if key not in known:
+                        nodes += (copies := _copies(graph, names, name, shape, node))
+                        known[key] = copies[-1].output
+                    inputs[at] = known[key]
+        nodes.append(replace(node, inputs=tuple(inputs)))
+    return rebuild(replace(graph, operators=OPERATORS), nodes) if known else graph
+
+
+def _is_repeated(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
+    (channels, *size), (wanted, *whole) = map_shape(shape), map_shape(result)
+    return len(shape) == len(result) == 4 and channels == wanted and size != whole
+
+
+def _copies(graph: Graph, names: Names, name: str, shape: tuple[int, ...], reader: Node) -> list[Node]:
+    found: list[Node] = []
+    for axis in (2, 3):
+        count = shape[axis] // graph.shape(name)[axis]
+        if count > 1:
+            source = found[-1].output if found else name
+            result = names.new(f"{name}/{'rows' if axis == 2 else 'columns'}/{shape[axis]}")
+            found.append(Node("Concat", (source,) * count, (result,), {AXIS.name: axis}, result, reader.sources))
+    return found
+
+
+def with_maps_apart(graph: Graph, exceeds: Callable[[str], bool]) -> Graph:
+    """The integer graph in which every reader of a Concat that exceeds the DTCMs has its own, right before it.
+
+    A map that is read several times is thus stored once, as its operands, and no plan has to hold it from one
+    range of layers to the next. Nested concatenations are flattened. exceeds: whether a map is too large for the
+    DTCMs. Unchanged are concatenations that fit, that no address arithmetic can do, that the array does not read,
+    that repeat an operand, or that are outputs of the network.
+    """
+    apart = {node.output: node for node in graph.nodes if _is_apart(graph, node, exceeds)}
+    nodes: list[Node] = []
+    names, met = graph.names(), set[str]()
+    for node in graph.nodes:
+        if node.output in apart:
+            continue
+        inputs = list(node.inputs)
+        for at, name in enumerate(inputs):
+            if name in apart:
+                inputs[at] = names.new(f"{name}/apart") if name in met else name
+                met.add(name)
+                nodes.append(replace(apart[name], inputs=_parts(apart, name), outputs=(inputs[at],)))
+        nodes.append(replace(node, inputs=tuple(inputs)))
+    return rebuild(graph, nodes) if apart else graph
+
+
+def _is_apart(graph: Graph, node: Node, exceeds: Callable[[str], bool]) -> bool:
+    if node.op != "Concat" or AXIS(node) != 1 or node.output in graph.outputs:
+        return False
+    if graph.tensors[node.output].dtype != "int8" or concat_offsets(graph, node) is None:
+        return False
+    if any(reader.op not in (*ARRAY_OPS, "Concat") for reader in graph.readers[node.output]):
+        return False
+    return len(set(node.inputs)) == len(node.inputs) and exceeds(node.output)
+
+
+def _parts(apart: dict[str, Node], name: str) -> tuple[str, ...]:
+    """The operands of a concatenation, those of nested ones included."""
+    found: list[str] = []
+    waiting: Sequence[str] = (name,)
+    while waiting:
+        first, *rest = waiting
+        if first in apart:
+            rest = [*apart[first].inputs, *rest]
+        else:
+            found.append(first)
+        waiting = rest
+    return tuple(found)
