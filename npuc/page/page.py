@@ -307,21 +307,14 @@ def _histograms(evidence: Evidence, layers: Mapping[str, int]) -> Iterator[dict[
 
 
 def _instructions(listing: Iterable[Report], layers: Sequence[Report]) -> Iterator[dict[str, Any]]:
-    """The listing, in runs of instructions of the same layer."""
+    """The listing, in runs of instructions of the same nodes; a line begins with the instruction's index."""
     numbers = by_node(layers)
-
-    def layer_of(entry: Report) -> int | None:
-        return next((numbers[node] for node in entry["nodes"] if node in numbers), None)
-
-    for layer, run in groupby(listing, layer_of):
-        yield {"layer": layer, "rows": [_instruction(entry) for entry in run]}
-
-
-def _instruction(entry: Report) -> dict[str, Any]:
-    """A line of the listing, with its `name=value` fields separated."""
-    nodes = ", ".join(entry["nodes"])
-    parts = [{"text": part, "field": "=" in part} for part in entry["text"].split()]
-    return {"index": entry["index"], "parts": parts, "nodes": nodes, "short": short(nodes, 60)}
+    for nodes, run in groupby(listing, lambda entry: entry["nodes"]):
+        yield {
+            "layer": next((numbers[node] for node in nodes if node in numbers), None),
+            "nodes": ", ".join(nodes),
+            "text": "\n".join(f"{entry['index']} {' '.join(entry['text'].split())}" for entry in run),
+        }
 
 
 def _errors(layer: Report) -> Iterator[str]:

@@ -27,7 +27,6 @@ for (const heading of document.querySelectorAll(".sortable th")) {
 const all = (query, within = document) => [...within.querySelectorAll(query)];
 const data = JSON.parse(document.getElementById("data").textContent);
 const layers = data.layers ?? [], nodes = data.nodes ?? [], fields = data.fields ?? {};
-for (const field of all(".listing i")) field.title = fields[field.textContent.split("=")[0]] ?? "";
 
 // The workbench: one view at the left, the selection at the right, time below.
 const sections = all("#views > section"), told = document.getElementById("told");
@@ -37,8 +36,25 @@ function show(id) {
   for (const each of sections) each.hidden = each !== asked;
   for (const each of all("nav a")) each.toggleAttribute("aria-current", each.hash === `#${id}`);
   asked.parentElement.scrollTop = 0;
+  if (id === "instructions") list_instructions();
 }
 const shown = () => sections.find((each) => !each.hidden)?.id;
+
+// The listing is text until it is asked for; then a line and a field are elements, which say what they mean.
+function list_instructions() {
+  for (const run of all(".listing pre")) {
+    if (run.firstElementChild) return;
+    const lines = run.textContent.split("\n");
+    run.replaceChildren();
+    for (const line of lines) {
+      const row = make(run, "span");
+      for (const part of line.split(/(?= )/)) {
+        const meaning = fields[part.slice(1).split("=")[0]];
+        meaning && part.includes("=") ? make(row, "i", part, { title: meaning }) : row.append(part);
+      }
+    }
+  }
+}
 
 // One selection in every view: whatever belongs to a layer carries its number, whatever to a node its name.
 let selected = {};
@@ -128,10 +144,11 @@ function describe(node, layer) {
 function explain(row) {
   told.replaceChildren();
   document.body.classList.add("open");
-  make(told, "small", `instruction ${row.cells[0].textContent}`);
-  make(told, "h3", row.cells[1].textContent);
-  for (const field of all("i", row)) make(told, "div", `${field.textContent}: ${field.title}`, { class: "placed" });
-  make(told, "div", row.cells[2].title, { class: "placed note" });
+  const [, index, text] = row.textContent.match(/(\d+) (.*)/);
+  make(told, "small", `instruction ${index}`);
+  make(told, "h3", text);
+  for (const field of all("i", row)) make(told, "div", `${field.textContent.trim()}: ${field.title}`, { class: "placed" });
+  make(told, "div", row.parentElement.previousElementSibling.textContent, { class: "placed note" });
 }
 const numberOf = new Map(nodes.map((each, at) => [each.name, at]));
 function take(element) {
@@ -142,7 +159,7 @@ function take(element) {
 document.addEventListener("click", (event) => {
   if (event.target.closest("summary, a, button, input, #details")) return;
   if (event.target.matches(".fold")) return fold([event.target.parentElement]);
-  const element = event.target.closest("[data-layer], #network [data-node]"), row = event.target.closest(".listing tbody tr");
+  const element = event.target.closest("[data-layer], #network [data-node]"), row = event.target.closest(".listing pre > span");
   if (element) element.classList.contains("chosen") ? choose() : take(element);
   if (row && told) explain(row);
 });

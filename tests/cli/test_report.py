@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from npuc.models import MODELS
 from tests.cli.pages import NEEDS_CHROMIUM, Structure, opened
 from tests.cli.process import SYNTHETIC, Digits, npuc
 
@@ -62,9 +63,10 @@ def test_what_cannot_be_written_is_refused(digits: Digits, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-VIEWS = {"network": ".box", "layers": "tr", "timeline": "g", "memory": "g", "roofline": "g", "instructions": "td"}
+VIEWS = {"network": ".box", "layers": "tr", "timeline": "g", "memory": "g", "roofline": "g", "instructions": "pre span"}
 """Every view of a layer, and what in it a user clicks."""
 CLICKS = """<script>{
+document.querySelector('nav a[href="#instructions"]').click();
 const found = {}, chosen = () => [...document.querySelectorAll(".chosen")];
 for (const [view, what] of Object.entries(VIEWS)) {
   const inside = `#${view} [data-layer="1"]`;
@@ -105,7 +107,7 @@ for (const name of NAMES) {
   finder.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
   links.push([decodeURIComponent(location.hash), told.querySelector("h3").textContent]);
 }
-document.querySelector("#instructions td").click();
+document.querySelector("#instructions pre span").click();
 links.push(told.querySelector("small").textContent);
 document.getElementById("close").click();
 links.push(document.body.classList.contains("open"), location.hash);
@@ -173,8 +175,17 @@ def test_a_long_listing_is_cut_and_the_page_says_so(
     npuc("report", digits.program, "-o", tmp_path / "r.html").done()
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     count = len(npuc("dump", digits.program, "--json").json["instructions"])
-    assert f"{count - 3} more instructions are left out" in text
-    assert len(re.findall(r'<td class="n">\d+</td><td><code>', text)) == 3
+    assert f"{count - 3} more lines are left out" in text
+    section = text[text.index('id="instructions"') : text.index('id="timeline"')]
+    assert sum(len(each.splitlines()) for each in re.findall(r"<pre[^>]*>([^<]*)</pre>", section)) == 3
+
+
+def test_the_report_of_a_program_with_thousands_of_registers_stays_small(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(MODELS["mobilenet_v1_025"]().SerializeToString())
+    fast = ("--target", "nvdla-small", "-O0", "--proof", "off")
+    npuc("compile", *SYNTHETIC, tmp_path / "m.onnx", *fast, "-o", tmp_path / "m.npu").done()
+    npuc("report", tmp_path / "m.npu", "-o", tmp_path / "m.html").done()
+    assert (tmp_path / "m.html").stat().st_size < 2_000_000
 
 
 def test_the_passes_are_told_and_the_graph_behind_each_is_drawn_of_the_model(page: Path, digits: Digits) -> None:
