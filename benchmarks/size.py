@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 10_100,
     "targets/easynpu": 17_500,
     "targets/nvdla": 21_120,
-    "tests": 64_920,
+    "tests": 64_960,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -174,7 +174,7 @@ def _ranked(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
     """The Sigmoid nodes of a detector's scores: results that leave the network, only moved, beside others.
 
     In 8 bits the highest scores become equal, and the suppression of double detections keeps any of them; the
-    integers of the argument differ.
+    integers of the argument differ, unless it is a part of a tensor, with one scale for boxes and scores.
     """
     leaving = dict.fromkeys(network.outputs, len(network.outputs) > 1)  # whether others leave beside the tensor
     computed = set[str]()
@@ -185,9 +185,17 @@ def _ranked(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
             leaving |= {name: beside or leaving.get(name, False) for name in node.reads}
             continue
         computed.update(node.reads)
-        if node.op == "Sigmoid" and beside:
+        if node.op == "Sigmoid" and beside and not _taken_apart(network, node.proto.input[0]):
             reason, remedy = "in 8 bits, its highest scores would be equal", "--strict keeps it on the NPU"
             yield node.name, Problem("W205", reason, node.source, node.op, remedy=remedy)
+
+
+def _taken_apart(network: ImportedModel, name: str) -> bool:
+    """Whether a tensor is a part of another one, possibly moved."""
+    node = network.producers.get(name)
+    if node is None or not node.nodes or any(each.op not in ONNX_MOVEMENT for each in node.nodes):
+        return False
+    return node.op in ("Split", "Slice") or any(_taken_apart(network, each) for each in node.imported)
 
 
 def _tested(network: ImportedModel) -> Iterator[tuple[str, Problem]]:

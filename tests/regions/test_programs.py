@@ -240,6 +240,11 @@ SCORES = {
     "the only output": (f"{MAP} y", "d = Add(b, c)\n y = Sigmoid(d)", False),
     "a gate": ("float[1,16,6,6] y", "m = Mul(s, b)\n y = Concat<axis = 1>(m, b)", False),
     "joined, and a gate": ("float[1,16,6,6] y", "m = Mul(s, b)\n y = Concat<axis = 1>(s, m)", False),
+    "a part of a tensor": (
+        "float[1,4,6,6] y, float[1,4,6,6] p",
+        "p, q = Split<axis = 1>(c)\n y = Sigmoid(q)",
+        False,
+    ),
     "an output that is read": (f"{MAP} s, {MAP} y", f"y = Conv<{SAME}>(s, v)", False),
 }
 
