@@ -17,7 +17,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "scales": ("free", POWER_OF_TWO),
     "proof": ("off", "one", "all"),
     "mixed": ("off", "auto"),
-    "input_data": ("frame", FLOAT),
 }
 """Values of the options that all targets share."""
 MIXED = "mixed"

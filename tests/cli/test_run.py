@@ -139,13 +139,12 @@ def test_without_a_file_outputs_are_printed(digits: Digits, tmp_path: Path) -> N
     first = found[0]["values"]["n11_Gemm"]
     assert [each["sample"] for each in found] == [0, 1, 2, 3] and first["shape"] == [10]
     assert np.abs(np.array(first["first"]) - fp32(digits)[0, :8]).max() < 0.05 * np.abs(fp32(digits)).max()
-    named = npuc("run", digits.program, "--data", digits.few, "--labels", tmp_path / "names.txt", "--json").json
+    named_run = ("run", digits.program, "--data", digits.few, "--labels", tmp_path / "names.txt")
+    named = npuc(*named_run, "--json").json
     assert [each["classes"][0]["class"] for each in named["answers"]] == best.tolist()
-    lines = (
-        npuc("run", digits.program, "--data", digits.few, "--labels", tmp_path / "names.txt").done().splitlines()
-    )
+    lines = npuc(*named_run).done().splitlines()
     words = (tmp_path / "names.txt").read_text("utf-8").split()
     assert lines[0] == "sample 0" and lines[1].endswith(f" %  {words[best[0]]}") and len(lines) == 4 * 6
     (tmp_path / "names.txt").write_text("zero\none\n", "utf-8")
-    few = npuc("run", digits.program, "--data", digits.few, "--labels", tmp_path / "names.txt").refused("E402")
+    few = npuc(*named_run).refused("E402")
     assert "there are 2 labels" in few and "10 names" in few

@@ -14,7 +14,7 @@ import numpy as np
 
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node
-from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
+from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import as_unary, is_relu, wanted_values
 from npuc.quantize.arithmetic.weights import FINEST_SHIFT, LARGEST_WEIGHT, average_taps
@@ -142,35 +142,26 @@ class _Builder(IntegerBuilder):
 
         The second one has the errors of the first one's weights as its weights, with a finer step.
         """
-        y = self.steps(node.output)
-        apart = node.op == "Conv" and not SELECTS(node) and (y.zero or not ACTIVATION(node))
-        if not apart or even(self.float.constants[node.inputs[1]]):
+        if even(self.float, node) or self.zeros[node.output]:
             super().convert(node)
             return
-        x, name = self.steps(node.inputs[0]), node.name or node.output
+        x, y, name = self.steps(node.inputs[0]), self.steps(node.output), node.name or node.output
         w, bias = self._numbers_of(node)
-        whole = Steps(y.scale * (2 if y.zero else 1))
-        first, own, shift = self._integers(node, w, bias, x, whole)
-        power = whole.scale / x.scale * 2.0**-shift
-        rest = w - first * power
+        first, own, shift = self._integers(node, w, bias, x, y)
+        rest = w - first * (y.scale / x.scale * 2.0**-shift)
         reach = np.abs(rest).reshape(len(rest), -1).sum(axis=1).max() * (x.scale * (255 if x.zero else 127))
         finer = int(np.clip(np.floor(np.log2(127 * y.scale / max(reach, 1e-30))), -6, MOST_SHIFT - 6))
         fine = Steps(y.scale * 2.0**-finer)
         second = self._integers(node, rest, np.zeros(len(w)), x, fine)
         window, made = self.window(node), list[str]()
-        for key, steps, (integers, biases, right) in (
-            ("coarse", whole, (first, own, shift)),
-            ("fine", fine, second),
-        ):
+        for key, steps, integers in (("coarse", y, (first, own, shift)), ("fine", fine, second)):
             tensor = self.fresh(f"{node.output}/{key}")
             self.scales[tensor], self.zeros[tensor] = steps.scale, 0
-            part = replace(node, outputs=(tensor,))
-            constants = self._layer_of(part, integers, biases, right, x, steps)
+            constants = self._layer_of(replace(node, outputs=(tensor,)), *integers, x, steps)
             made.append(self.own(tensor))
             inputs = (self.as_int8(node.inputs[0]), *constants)
             self.add(Node("IntConv", inputs, (made[-1],), {**window, "relu": 0}, f"{name}/{key}", node.sources))
-        attrs = {FACTORS.name: (64, 64), SHIFTS.name: (6 - bool(y.zero), 6 + finer), ZEROS.name: (0, 0, y.zero)}
-        self.limits(node)
+        attrs = {FACTORS.name: (64, 64), SHIFTS.name: (6, 6 + finer), ZEROS.name: (0, 0, 0)}
         self.add(Node(SUM, tuple(made), (self.own(node.output),), attrs, name, node.sources))
 
     def weights(self, node: Node) -> tuple[str, ...]:

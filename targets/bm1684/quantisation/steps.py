@@ -12,7 +12,7 @@ import numpy as np
 
 from npuc.conditions.lower_bounds import NOT_NEGATIVE
 from npuc.ir import Array, Graph, Node
-from npuc.ops.attributes import ACTIVATION
+from npuc.ops.attributes import ACTIVATION, SELECTS
 from npuc.ops.movement import KEPT_INTEGERS
 from npuc.ops.pooling import AVERAGES, SELECTION
 from npuc.quantize.arithmetic.tables import is_relu
@@ -143,8 +143,14 @@ EVEN = 1e-3
 """The most noise, relative to its weights' energy, that one step for all weights may add to the median channel."""
 
 
-def even(w: Array) -> bool:
-    """Whether one step for all weights suits most channels, without those whose weights all round to 0."""
+def even(graph: Graph, node: Node) -> bool:
+    """Whether a node is no convolution whose weights one step does not suit in most channels.
+
+    Channels whose weights all round to 0 do not count. Those of a convolution with an activation can be equalised.
+    """
+    if node.op != "Conv" or SELECTS(node) or ACTIVATION(node):
+        return True
+    w = graph.constants[node.inputs[1]]
     noise = (_largest(w) / MOST_WEIGHT) ** 2 / 12
     energies = np.square(w.reshape(len(w), -1), dtype=np.float64).mean(axis=1)
     return not (energies > noise / 12).any() or noise <= EVEN * float(np.median(energies[energies > noise / 12]))
@@ -166,7 +172,7 @@ def _weight_errors(graph: Graph, node: Node, steps: Mapping[str, Steps], tried: 
     finest = max(1e-30, *(x * _largest(w) / MOST_WEIGHT, *(_largest(bias) / MOST_BIAS for bias in more)))
     step = y / x / np.exp2(np.clip(np.floor(np.log2(y / finest)), 0, MOST_SHIFT))
     energy = float(np.square(w, dtype=np.float64).sum())
-    return step**2 / 12 * np.count_nonzero(w) * even(w) / max(energy, 1e-30)
+    return step**2 / 12 * np.count_nonzero(w) * even(graph, node) / max(energy, 1e-30)
 
 
 def _largest(values: Array) -> float:
