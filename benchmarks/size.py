@@ -33,10 +33,10 @@ CEILINGS = {
     "models": 1_720,
     "npuc": 39_000,
     "passes": 6_480,
-    "targets/bm1684": 10_100,
+    "targets/bm1684": 10_220,
     "targets/easynpu": 17_500,
     "targets/nvdla": 21_120,
-    "tests": 64_960,
+    "tests": 65_000,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

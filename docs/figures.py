@@ -70,9 +70,6 @@ TABLES: Mapping[str, tuple[str, Callable[[], Iterable[Sequence[str]]]]] = {
     "cycles": ("README.md", tables.cycles),
     "builders": ("docs/models.md", tables.builders),
     "families": ("docs/models.md", tables.families),
-    "quantised": ("docs/quantisation.md", tables.quantised),
-    "accuracies": ("docs/quantisation.md", tables.accuracies),
-    "easynpu": ("docs/benchmarks.md", tables.easynpu),
 }
 """For each table its page, and what measures its rows, the header first."""
 
