@@ -63,7 +63,14 @@ def test_what_cannot_be_written_is_refused(digits: Digits, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-VIEWS = {"network": ".box", "layers": "tr", "timeline": "g", "memory": "g", "roofline": "g", "instructions": "pre span"}
+VIEWS = {
+    "network": ".box",
+    "layers": "tr",
+    "timeline": "g",
+    "memory": "g",
+    "roofline": "g",
+    "instructions": "pre span",
+}
 """Every view of a layer, and what in it a user clicks."""
 CLICKS = """<script>{
 document.querySelector('nav a[href="#instructions"]').click();
