@@ -2,8 +2,7 @@
 
     python benchmarks/detectors.py [--target T ..] [--level 0|1|2] [--bias 4 ..] [--seed N ..] [--mixed]
 
-The detector is npuc.models.detector; 64 images for calibration, 200 for the test. On
-BM1684 the host computes the Sigmoid.
+The detector is npuc.models.detector; 64 images for calibration, 200 for the test. The host computes the Sigmoid.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -19,23 +19,20 @@ import click
 import numpy as np
 import onnx
 from accuracy import by_onnxruntime
-from onnx.utils import Extractor
 
-from npuc.errors import UnsupportedOperator
+from npuc import api
 from npuc.ir import Array
 from npuc.models import detector
 from npuc.models.scenes import SIZE, Scenes, scenes
 from npuc.reference import session
 from npuc.registry import TARGETS
 from npuc.samples import loading as data
-from npuc.target import Options, Request
-from npuc.target import target as find
+from npuc.target import Options
 from npuc.text.terminal import as_json, table
 from npuc.verification.judging.decoding import Decoding
 from npuc.verification.judging.detections import Detections
 from npuc.verification.judging.metric import FP32
 from npuc.verification.metrics import Difference
-from tests.compiled import compilation
 
 CALIBRATION, TEST = 64, 200
 MEASURED = ("easynpu", "nvdla-small", "nvdla-full", "bm1684")
@@ -74,41 +71,31 @@ def rows(folder: Path, bias: float, seed: int, targets: tuple[str, ...], options
     data.save(calibration, {"input": scenes(CALIBRATION, (seed, 1)).pixels[:, None]})
     test = scenes(TEST, (seed, 2))
     exact = _outputs(model.read_bytes(), test.pixels)
-    made: dict[str, Callable[[], bytes]] = {FP32: model.read_bytes}
-    made["onnxruntime"] = lambda: by_onnxruntime(model, calibration, "MinMax")
+    made: dict[str, Callable[[], Callable[[Array], Array]]] = {FP32: lambda: partial(_outputs, model.read_bytes())}
+    made["onnxruntime"] = lambda: partial(_outputs, by_onnxruntime(model, calibration, "MinMax"))
     made |= {name: lambda name=name: _compiled(name, model, calibration, options) for name in targets}
     for name, make in made.items():
         started = process_time()
-        integers = make()
+        run = make()
         seconds = process_time() - started
-        yield _row(name, bias, seed, test, exact, _outputs(integers, test.pixels), seconds)
+        yield _row(name, bias, seed, test, exact, run(test.pixels), seconds)
 
 
-def _compiled(name: str, model: Path, calibration: Path, options: Options) -> bytes:
-    """The integer network that a target compiles; the part up to the logits if it has no Sigmoid of 8 bits."""
-    try:
-        compiled = compilation(Request(model, find(name), options, [calibration])).program
-    except UnsupportedOperator:
-        whole = onnx.shape_inference.infer_shapes(onnx.load(model))
-        sigmoid, concat = whole.graph.node[-2:]
-        part = model.with_name("part.onnx")
-        onnx.save(Extractor(whole).extract_model(["input"], [concat.input[0], sigmoid.input[0]]), part)
-        compiled = compilation(Request(part, find(name), options, [calibration])).program
-    return compiled.evidence["reference.onnx"]
+def _compiled(name: str, model: Path, calibration: Path, options: Options) -> Callable[[Array], Array]:
+    """A target's program."""
+    program = api.compile(model, name, calibration=calibration, options=options)
+
+    def run(pixels: Array) -> Array:
+        (found,) = program.run({"input": pixels[:, None]}).values()
+        return found.reshape(len(pixels), -1, FLAT)
+
+    return run
 
 
 def _outputs(model: bytes, samples: Array) -> Array:
-    """(samples, 4 + CLASSES, cells), from the network's one output or from boxes and logits."""
+    """(samples, 4 + CLASSES, cells), under onnxruntime."""
     run = session(model)
-    whole = [each.name for each in run.get_outputs() if each.shape[1] == 4 + detector.CLASSES]
-    if whole:
-        return np.stack([run.run(whole[:1], {"input": each[None]})[0].reshape(-1, FLAT) for each in samples])
-    names = [next(each.name for each in run.get_outputs() if each.shape[1] == k) for k in (4, detector.CLASSES)]
-    found: list[Array] = []
-    for each in samples:
-        boxes, logits = (value.reshape(-1, FLAT) for value in run.run(names, {"input": each[None]}))
-        found.append(np.concatenate([boxes, 1 / (1 + np.exp(-logits))]))
-    return np.stack(found)
+    return np.stack([run.run(None, {"input": each[None]})[0].reshape(-1, FLAT) for each in samples])
 
 
 def _row(name: str, bias: float, seed: int, test: Scenes, exact: Array, found: Array, seconds: float) -> Row:

@@ -35,8 +35,8 @@ CEILINGS = {
     "passes": 6_480,
     "targets/bm1684": 10_100,
     "targets/easynpu": 17_500,
-    "targets/nvdla": 21_170,
-    "tests": 65_000,
+    "targets/nvdla": 21_120,
+    "tests": 64_960,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

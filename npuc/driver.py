@@ -59,10 +59,10 @@ def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[P
     return found, samples[0]
 
 
-def _described(request: Request, *, frames: bool = True) -> Request:
+def _described(request: Request, *, fused: bool = True) -> Request:
     """The request with its descriptions bound to the inputs of the model. Raises DataError (E405).
 
-    frames: whether programs take them where a description says nothing else.
+    fused: as for `bound`.
     """
     options = request.options
     if not options.input:
@@ -71,7 +71,7 @@ def _described(request: Request, *, frames: bool = True) -> Request:
     values = bound_values(model, options.bind)
     model = rebatched(model, request.shapes, (), request.model.parent)
     types = input_types(model.graph, {*values, *(each.name for each in model.graph.initializer)}, request.shapes)
-    found = bound(options.input, types, fused=frames)
+    found = bound(options.input, types, fused=fused)
     return replace(request, options=replace(options, input=found))
 
 
@@ -119,7 +119,7 @@ def quantise_model(request: Request) -> tuple[bytes, TrialNetwork]:
     """
     _expect_table(request)
     with part_of(request) as (inner, _):
-        return _quantised_model(_described(inner, frames=False))
+        return _quantised_model(_described(inner, fused=False))
 
 
 def _quantised_model(request: Request) -> tuple[bytes, TrialNetwork]:

@@ -73,6 +73,7 @@ CODES: dict[str, str] = {
     NEEDLESS: "a layer runs on the host, as on the NPU it would only add transfers",
     "W202": "a layer runs on the host, as --deny asks",
     HOST_STEP: "a layer runs on the host, as the target's programs leave it to the host",
+    "W205": "a layer runs on the host, as scores that are ranked would be equal in 8 bits",
     "W301": "values of a tensor lie beyond the range of the precision",
     "W302": "an output of the program is hardly more than noise",
     "W303": "the program means something else than onnxruntime, as decided; the distance is measured",

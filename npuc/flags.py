@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from npuc.export.network_name import identifier
-from npuc.flag import CHOICES, FLOAT, MIXED, REMOVED
+from npuc.flag import CHOICES, MIXED, REMOVED
 from npuc.images.description import described
 from npuc.system.budget import given
 from npuc.target import FLOATING, Options, Target, usual_options
@@ -40,7 +40,6 @@ class Flags(TypedDict, total=False):
     proof: str
     prefix: str
     input: str | PathLike[str] | Mapping[str, Any]
-    input_data: str
 
 
 def _same(name: str) -> str:
@@ -70,15 +69,13 @@ def options_of(
         flags = {**flags, "precision": "int8", "mixed": "auto"}
     read = {name: READ[name](value) if name in READ else value for name, value in flags.items()}
     found = replace(found, **{name: value for name, value in read.items() if name in general})
-    if flags.get("input_data") == FLOAT:
-        found = replace(found, input=tuple(replace(each, frame=FLOAT) for each in found.input))
     for name, values in {**CHOICES, "precision": target.precisions}.items():
         if name in flags and name != "mixed":
             _expect(target, spelled(name), read[name], values)
     for name in found.allow:
         _expect(target, spelled("allow"), name, target.inexact)
     _expect_together(target, found, flags, spelled)
-    chosen = {name: value for name, value in read.items() if name not in (*general, "input_data")}
+    chosen = {name: value for name, value in read.items() if name not in general}
     for name, value in chosen.items():
         _expect(target, spelled(name), value, own[name].values if name in own else ())
     return replace(found, flags={**found.flags, **chosen}) if chosen else found

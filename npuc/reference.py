@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npuc.custom_ops import register
-from npuc.errors import ArtefactError, ModelError
+from npuc.errors import ArtefactError
 from npuc.ir import Array, Graph
 from npuc.onnx_files.standby import INTERPRETER, Interpreted, Standby
 from npuc.storage.mapped import kept, place_of, trim
 from npuc.system.budget import is_exhausted, no_memory
-from npuc.system.confinement import isolated
+from npuc.system.confinement import isolated, refused
 
 if TYPE_CHECKING:
     import onnx
@@ -107,7 +107,7 @@ def _tried(
         except Exception as error:
             if is_exhausted(error):
                 raise no_memory() from None
-            raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None
+            raise refused(error) from None
 
 
 def _exact(given: str | bytes, weights: Mapping[str, Array]) -> str | bytes:

@@ -19,17 +19,7 @@ from npuc.errors import ArtefactError, DataError, NpucError
 from npuc.frozen import frozen
 from npuc.images.pictures import is_picture
 from npuc.ir import TensorType
-from npuc.program import (
-    MANIFEST,
-    SHARED,
-    VARIANTS,
-    ModifiedArtefact,
-    Port,
-    Program,
-    manifest_of,
-    sealed,
-    sha256,
-)
+from npuc.program import MANIFEST, SHARED, VARIANTS, ModifiedArtefact, Port, Program, manifest_of, sealed, sha256
 from npuc.samples import loading as data
 from npuc.samples.sources import files_of
 from npuc.storage.pieces import Content, Files, contents_of

@@ -86,7 +86,7 @@ def program_of(
     """The program as it is read back from its artefact in folder/out.npu; the model is folder/m.onnx."""
     onnx.save(model, folder / "m.onnx")
     machine = target(name)
-    asked = Options(precision=machine.precisions[0], level="0", **(options or {}))
+    asked = Options(**{"precision": machine.precisions[0], "level": "0", **(options or {})})
     program, _ = compile_model(Request(folder / "m.onnx", machine, asked, calibration))
     save(program, folder / "out.npu")
     return load(folder / "out.npu")

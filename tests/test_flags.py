@@ -66,7 +66,6 @@ def test_keywords_become_options() -> None:
         ("easynpu", {"proof": "al"}, ValueError, "Did you mean 'all'"),
         ("easynpu", {"method": "entropie"}, ValueError, "Did you mean 'entropy'"),
         ("easynpu", {"mixed": "automatic"}, ValueError, "mixed is 'automatic'"),
-        ("easynpu", {"input_data": "floats"}, ValueError, "Did you mean 'float'"),
         ("easynpu", {"deny": ["Conv"], "strict": True}, ValueError, "exclude each other"),
         ("easynpu", {"fallback": "refuse"}, ValueError, "fallback was removed; --strict"),
         ("easynpu", {"max_partitions": 0}, ValueError, "max_partitions was removed; name the nodes"),

@@ -18,7 +18,6 @@ from npuc.cli.options import (
     cut_options,
     force_option,
     format_options,
-    input_data_option,
     input_option,
     json_option,
     limit_options,
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=PATH, help="The artefact to write [default: ./STEM.npu].")
 @calibration_option
 @input_option
-@input_data_option
 @machine_option
 @shapes_option
 @precision_option
@@ -231,12 +229,7 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @format_options("text", "json", "sarif")
 @limit_options
 def check(
-    model: Path,
-    target: str,
-    shapes: dict[str, tuple[int, ...]],
-    strict: bool,
-    form: str,
-    **flags: Any,
+    model: Path, target: str, shapes: dict[str, tuple[int, ...]], strict: bool, form: str, **flags: Any
 ) -> int:
     """Count the nodes that a target runs, and list the others. They are grouped by cause.
 

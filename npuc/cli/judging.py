@@ -6,13 +6,7 @@ from pathlib import Path
 
 import click
 
-from npuc.cli.options import (
-    artefact_options,
-    data_option,
-    labels_option,
-    removed_options,
-    scheduler_option,
-)
+from npuc.cli.options import artefact_options, data_option, labels_option, removed_options, scheduler_option
 from npuc.cli.output import answer, opened, working
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown

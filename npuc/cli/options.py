@@ -217,9 +217,7 @@ search_options = _together(
         " 2 a full search.",
     ),
     click.option(
-        "--method",
-        type=SuggestingChoice(CHOICES["method"]),
-        help="Calibration method [default: set by -O].",
+        "--method", type=SuggestingChoice(CHOICES["method"]), help="Calibration method [default: set by -O]."
     ),
     click.option(
         "--scales-in",
@@ -239,7 +237,7 @@ data_option = click.option(
     "--data",
     type=PATH,
     multiple=True,
-    help="Samples: .npz files or pictures, a folder or list of them, or a quoted pattern.",
+    help="Samples: .npz files or pictures, a folder or list of them, a quoted pattern, or synthetic.",
 )
 input_option = click.option(
     "--input",
@@ -247,8 +245,6 @@ input_option = click.option(
     metavar="PRESET|FILE",
     help="What the image input expects: imagenet, tf, caffe-bgr, yolo, mtcnn, none, or a TOML file.",
 )
-input_data_option = click.option("--input-data", type=SuggestingChoice(CHOICES["input_data"]), hidden=True)
-"""float is frame = "float" in the description."""
 labels_option = click.option("--labels", type=PATH, metavar="FILE", help="Names of the classes, one a line.")
 
 
@@ -270,12 +266,7 @@ volume_options = _together(
         help="Print more: details, and on stderr each stage with its seconds.",
     ),
     click.option(
-        "-q",
-        "--quiet",
-        is_flag=True,
-        expose_value=False,
-        callback=_volume,
-        help="Print errors only (and --json).",
+        "-q", "--quiet", is_flag=True, expose_value=False, callback=_volume, help="Print errors only (and --json)."
     ),
 )
 json_option = _together(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SAMPLES = 64
 """The most samples of the data used for histograms and errors."""
+PICTURES, THUMBNAIL, LINES = 8, 128, 8
+"""The most pictures, pixels of their longer side, lines of what outputs say."""
 SYNTHETIC, MACS = 4, 4_000_000_000
 """Synthetic samples: one of each kind, fewer for large networks, up to this number of MACs but at least one."""
 
@@ -103,12 +105,28 @@ def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], ch
     about = f"{len(samples)} {'synthetic ' if samples.synthetic else ''}samples"
     graph = artefact.graph()
     values = {} if program.precision in FLOATING else histograms(target.runner(program), samples)
-    found = Evidence(graph, values, about)
+    found = Evidence(graph, values, about, pictures=_pictures(artefact, data, samples) if data else ())
     if model is None:
         return found
     checked = artefact.verified(model, samples, chip_model)
     told = [each["text"] for each in graph.get("rewrites", ())]
     return replace(found, verification=checked, passes=float_passes(model, program, target, told))
+
+
+def _pictures(artefact: Artefact, data: Sequence[Path], samples: Samples) -> list[tuple[str, bytes, list[str]]]:
+    """Name, PNG and answer of the first samples, if they are pictures."""
+    from npuc.running import run_program
+    from npuc.verification.answers import Reader, answers, as_text, drawn, pictured
+
+    files = pictured(data, len(artefact.samples(data)))[:PICTURES]
+    reader, few = Reader.of(artefact.program, ()), samples.first(PICTURES)
+    if not files or reader.described is None:
+        return []
+    said = answers(reader, run_program(artefact.program, artefact.target, few), len(few))
+    return [
+        (file.name, drawn(file, reader.described, each, THUMBNAIL), [*as_text(each)][:LINES])
+        for file, each in zip(files, said, strict=True)
+    ]
 
 
 def _samples(artefact: Artefact, data: tuple[Path, ...]) -> Samples:

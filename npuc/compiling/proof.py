@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from npuc.account import account_of
 from npuc.errors import DataError, Mismatch, ModelError, NpucError, Problem
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph
@@ -375,7 +374,7 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
         try:
             found, again = ({name: row(each, 0) for name, each in runner(batch.inputs).items()} for _ in range(2))
         except NpucError as error:
-            raise _untold(error, original.form.substitute, program) from error
+            raise _untold(error, original.form.substitute) from error
         said = judged(original, feed, wanted)
         free = original.form.resized(feed, wanted, found)
         expect_types({name: each for name, each in wanted.items() if name not in free}, found)
@@ -399,16 +398,14 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
     return replace(program, manifest={**program.manifest, "report": report})
 
 
-def _untold(error: NpucError, substitute: str, program: Program) -> NpucError:
+def _untold(error: NpucError, substitute: str) -> NpucError:
     """What to raise for a host region that does not run on a sample; substitute: of onnxruntime, for the model."""
     problem = error.problems[0]
     if problem.code in (*CANNOT, *LIMITS):
         return unproved(error)
     if not substitute:
         return _trapped(error, "the host refuses its part of the program")
-    names = [each.node for each in account_of(program.manifest)]
-    node = next((name for name in names if f"Name:'{name}'" in problem.reason), problem.node)
-    return unproved(ModelError("E105", problem.reason, node=node, remedy=WRITE))
+    return unproved(ModelError("E105", problem.reason, node=problem.node, op=problem.op, remedy=WRITE))
 
 
 class _BitProof:

@@ -21,12 +21,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 NO_SHAPES: Shapes = {}
 
 
-def load(
-    path: Path,
-    input_shapes: Shapes = NO_SHAPES,
-    *,
-    fold_weights: bool = True,
-) -> Graph:
+def load(path: Path, input_shapes: Shapes = NO_SHAPES, *, fold_weights: bool = True) -> Graph:
     """The graph of an ONNX file; every shape is static.
 
     input_shapes: shapes that bind the dynamic dimensions of inputs, by name.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from npuc.errors import ModelError
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
-from npuc.system.confinement import PortType
+from npuc.system.confinement import PortType, refused
 
 if TYPE_CHECKING:
     import onnx
@@ -58,7 +58,7 @@ class Standby:
         except MemoryError:
             raise
         except Exception as error:  # onnxruntime raises many unrelated types
-            refusal = self.refusal or (error if isinstance(error, ModelError) else _refused(error))
+            refusal = self.refusal or (error if isinstance(error, ModelError) else refused(error))
             found = self._substitute(refusal, lambda other: self._instead(other, names, feeds))
         return found
 
@@ -80,10 +80,6 @@ class Standby:
                 self.by, self.refusal = name, refusal
                 return found
         raise refusal
-
-
-def _refused(error: Exception) -> ModelError:
-    return ModelError("E105", f"onnxruntime cannot run it: {error}")
 
 
 class Evaluated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from itertools import groupby
@@ -49,6 +50,8 @@ class Evidence:
     """The report of `npuc verify`."""
     passes: Sequence[tuple[str, Graph, Graph]] = ()
     """Name, graph before and graph after of each pass over the float graph."""
+    pictures: Sequence[tuple[str, bytes, Sequence[str]]] = ()
+    """Name, PNG and the lines of the answer of samples."""
 
 
 @frozen
@@ -103,6 +106,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "roofline": Markup(_roofline(report, layers)),
         "histograms": [{**each, "drawing": Markup(each["drawing"])} for each in _histograms(evidence, tensors)],
         "samples": evidence.samples,
+        "pictures": [(name, b64encode(png).decode(), lines) for name, png, lines in evidence.pictures],
         "instructions": list(_instructions(listing[:MOST_LISTED], layers)),
         "left_out": count(len(listing) - MOST_LISTED) if len(listing) > MOST_LISTED else "",
         "data": Markup(html_json(shown(_data(target, report, entries, layers, timeline, tensors)))),
@@ -201,14 +205,10 @@ def _data(
 
 def _sections(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The headings of the page's sections."""
-    wanted = {
-        "network": found["network"],
-        "passes": found["passes"],
-        "roofline": found["roofline"],
-        "values": found["histograms"],
-    }
-    names = ("summary", "network", "passes", "layers", "roofline", "values", "instructions", "timeline", "memory")
-    return [(name, name.capitalize()) for name in names if wanted.get(name, True)]
+    parts = {"samples": "pictures", "values": "histograms"}
+    first = ("summary", "samples", "network", "passes", "layers", "roofline", "values")
+    told = [name for name in first if found.get(parts.get(name, name), True)]
+    return [(name, name.capitalize()) for name in (*told, "instructions", "timeline", "memory")]
 
 
 def _figures(report: Report, timeline: Timeline, verification: Report | None) -> list[tuple[str, str]]:

@@ -210,9 +210,7 @@ class _Account:
         return (layer["cycles"] or 0) * (macs[key] / whole if whole else 1 / len(macs))
 
     def _crossing(
-        self,
-        host: Sequence[ImportedNode],
-        steps: Sequence[tuple[_PartAccount, Sequence[Mapping[str, Any]]]],
+        self, host: Sequence[ImportedNode], steps: Sequence[tuple[_PartAccount, Sequence[Mapping[str, Any]]]]
     ) -> tuple[int, int]:
         """The bytes that the host takes from the NPU for a node, and those that it gives back."""
         read = {name for node in host for name in node.reads if name in self.stored}

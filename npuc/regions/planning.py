@@ -18,6 +18,7 @@ from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frontend.reading import read_model
 from npuc.ir import Array, Graph, Node
 from npuc.ops.macs import macs
+from npuc.ops.movement import ONNX_MOVEMENT
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Pass, Step, recorder, run_passes
 from npuc.regions import graphs as parts_of
@@ -163,9 +164,38 @@ def refused(network: ImportedModel, target: Target, options: Options) -> dict[st
         whole = target.left_whole(node.op, network.types.get(next(iter(node.proto.input), "")), options)
         if whole is not None:
             found.setdefault(node.name, replace(whole, node=node.source, op=node.op))
-    for name, problem in (*_beyond(network, options.precision), *_tested(network)):
+    ranked = _ranked(network) if options.precision == "int8" and not options.strict else ()
+    for name, problem in (*_beyond(network, options.precision), *_tested(network), *ranked):
         found.setdefault(name, problem)
     return found
+
+
+def _ranked(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
+    """The Sigmoid nodes of a detector's scores: results that leave the network, only moved, beside others.
+
+    In 8 bits the highest scores become equal, and the suppression of double detections keeps any of them; the
+    integers of the argument differ, unless it is a part of a tensor, with one scale for boxes and scores.
+    """
+    leaving = dict.fromkeys(network.outputs, len(network.outputs) > 1)  # whether others leave beside the tensor
+    computed = set[str]()
+    for node in reversed(network.nodes):
+        leaves = leaving.keys() >= {*node.writes} and computed.isdisjoint(node.writes)
+        beside = leaves and (node.op == "Concat" or any(leaving[name] for name in node.writes))
+        if node.nodes and all(each.op in ONNX_MOVEMENT for each in node.nodes) and leaves:
+            leaving |= {name: beside or leaving.get(name, False) for name in node.reads}
+            continue
+        computed.update(node.reads)
+        if node.op == "Sigmoid" and beside and not _taken_apart(network, node.proto.input[0]):
+            reason, remedy = "in 8 bits, its highest scores would be equal", "--strict keeps it on the NPU"
+            yield node.name, Problem("W205", reason, node.source, node.op, remedy=remedy)
+
+
+def _taken_apart(network: ImportedModel, name: str) -> bool:
+    """Whether a tensor is a part of another one, possibly moved."""
+    node = network.producers.get(name)
+    if node is None or not node.nodes or any(each.op not in ONNX_MOVEMENT for each in node.nodes):
+        return False
+    return node.op in ("Split", "Slice") or any(_taken_apart(network, each) for each in node.imported)
 
 
 def _tested(network: ImportedModel) -> Iterator[tuple[str, Problem]]:

@@ -101,8 +101,10 @@ DATA = "give samples that the model can process, with indices in range for insta
 
 
 def _refused(step: ProgramPart, error: NpucError, remedy: str | None = None) -> ArtefactError:
-    """The error for a region that onnxruntime refuses (E502), or that exceeds a limit (E509)."""
+    """The error for a region, or its node, that onnxruntime refuses (E502), or that exceeds a limit (E509)."""
     (problem,) = error.problems
+    if problem.code not in LIMITS and problem.node:
+        return ArtefactError("E502", problem.reason, node=problem.node, op=problem.op, remedy=remedy)
     if problem.code not in LIMITS:
         return _damaged(step, problem.reason, remedy)
     return ArtefactError("E509", f"'{step.path}': {problem.reason}", limit=problem.limit, remedy=problem.remedy)

@@ -121,9 +121,11 @@ def load(
     larger arrays are read block by block, one file at a time. Raises DataError: E401 for a file that cannot be
     read or lacks an input, and for a pattern without a match; E402 for a wrong shape, type or number of samples,
     and for values that are not finite; E403 for pictures larger than memory. Where no file has the model's batch,
-    as many samples of one element make one.
+    as many samples of one element make one. For the word synthetic they are `varied` ones.
     """
     sources = sources_of(paths)
+    if not sources:
+        return varied(inputs)
     try:
         return _loaded(sources, inputs, unbounded, images)
     except DataError as error:

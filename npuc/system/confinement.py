@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -37,9 +38,20 @@ class _StoodStill(ModelError):
     """A process has not used the processor for too long."""
 
 
-def _refused(said: object, kind: type[ModelError] = ModelError) -> ModelError:
-    """The error for a model, or for data, that onnxruntime refuses."""
-    return kind("E105", f"onnxruntime cannot run it: {said}")
+_STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_CULPRITS = (
+    re.compile(r"^Non-zero .* while running (?P<op>\w+) node\. Name:'(?P<node>.*?)' Status Message: ", re.S),
+    re.compile(r"^Node \((?P<node>.*?)\) Op \((?P<op>\w+)\) (\[\w+\] )?", re.S),
+)
+"""How onnxruntime begins if it knows the node: when it runs it, and when it opens the model."""
+
+
+def refused(said: object, kind: type[ModelError] = ModelError) -> ModelError:
+    """The error (E105) for a model, or for data, that onnxruntime refuses, with the node that it names."""
+    text = _STATUS.sub("", str(said)).strip()
+    found = next(filter(None, (each.match(text) for each in _CULPRITS)), None)
+    named = {name: value or None for name, value in found.groupdict().items()} if found else {}
+    return kind("E105", f"onnxruntime cannot run it: {text[found.end() :] if found else text}", **named)
 
 
 @frozen
@@ -104,7 +116,7 @@ class Confined:
                 before, used = used, processor_time(self.process)
                 if used == before:
                     self.end()
-                    raise _refused(f"it has stood still for {STILL:g} seconds", _StoodStill)
+                    raise refused(f"it has stood still for {STILL:g} seconds", _StoodStill)
             found = self.pipe.recv()
         except (EOFError, OSError):
             raise self._ended() from None
@@ -119,7 +131,7 @@ class Confined:
             return budget.too_long()
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == errno.ENOMEM:
             return budget.too_much()
-        return _refused(f"it ended with status {status}")
+        return refused(f"it ended with status {status}")
 
 
 class Unconfined:
@@ -134,7 +146,7 @@ class Unconfined:
         try:
             return self.session.run(names, feeds)
         except Exception as error:  # onnxruntime raises many unrelated types
-            raise _refused(error) from None
+            raise refused(error) from None
 
 
 def isolated(opened: Callable[[], Any]) -> Confined | Unconfined:
@@ -212,4 +224,4 @@ def _refusal(error: Exception) -> NpucError:
     """The error to report for an exception: onnxruntime's exceptions cannot be sent to another process."""
     if isinstance(error, MemoryError) or any(each in str(error) for each in EXHAUSTED):
         return budget.too_much()
-    return error if isinstance(error, NpucError) else _refused(error)
+    return error if isinstance(error, NpucError) else refused(error)

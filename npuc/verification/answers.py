@@ -10,7 +10,7 @@ import numpy as np
 
 from npuc.errors import DataError
 from npuc.frozen import frozen
-from npuc.images.description import Description
+from npuc.images.description import MOST, Description
 from npuc.images.pictures import fitted, is_picture, opened, pillow
 from npuc.ir import Array
 from npuc.program import Program
@@ -142,8 +142,8 @@ def as_text(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name} {each['shape']}: {numbers}{more}"
 
 
-def drawn(picture: Path, described: Description, answer: Mapping[str, Any]) -> bytes:
-    """A PNG of what the network saw of a picture, with its boxes and their names."""
+def drawn(picture: Path, described: Description, answer: Mapping[str, Any], most: int = MOST) -> bytes:
+    """A PNG of what the network saw of a picture, with its boxes and their names; most: pixels of a side."""
     from io import BytesIO
 
     pil = pillow()
@@ -153,11 +153,12 @@ def drawn(picture: Path, described: Description, answer: Mapping[str, Any]) -> b
     places = [0, 0, 0] if described.order == "gray" else [described.order.index(each) for each in "rgb"]
     image = pil.fromarray(np.ascontiguousarray(pixels[..., places]))
     canvas = ImageDraw.Draw(image)
-    for each in answer["boxes"]:
+    for each in answer.get("boxes", ()):
         colour = COLOURS[each["class"] % len(COLOURS)]
         left, top, right, bottom = each["corners"]
         canvas.rectangle((min(left, right), min(top, bottom), max(left, right), max(top, bottom)), outline=colour)
         canvas.text((left + 2, top + 1), f"{each['name']} {each['probability'] * 100:.0f}", fill=colour)
+    image.thumbnail((most, most))
     held = BytesIO()
     image.save(held, "PNG")
     return held.getvalue()

@@ -31,13 +31,14 @@ class RescaleCoarseOperands:
     This is done only for an operand that another operator computes with: in max(x, exp(x)) the exponential needs a
     fine x, the maximum does not. If the result is as coarse, nothing is gained. histograms: of the tensors with
     free scales. select: the nodes that become integer. constraints: their constraints on the free scales.
-    limits: of the images that are rescaled.
+    limits: of the images that are rescaled. fewest: as FEWEST.
     """
 
     histograms: Histograms
     select: Select
     constraints: Callable[[Graph, Sequence[Node], Histograms], ScaleConstraints]
     limits: ImageLimits
+    fewest: int = FEWEST
     __name__ = "rescale_coarse_operands"
 
     def __call__(self, graph: Graph) -> Graph:
@@ -47,10 +48,10 @@ class RescaleCoarseOperands:
         demands = self.constraints(graph, nodes, free)
         ties = tying(graph, nodes, frozenset(demands.equal))
         joins = joining(ties, free)
-        if not _apart(joins, free, demands):
+        if not _apart(joins, free, demands, self.fewest):
             return graph
         scales = choose_scales(free, demands, "minmax")
-        coarse = {name for name, scale in scales.items() if 0 < free[name].largest < FEWEST * scale}
+        coarse = {name for name, scale in scales.items() if 0 < free[name].largest < self.fewest * scale}
         class_of = components(free, (pair for node in ties if node not in joins for pair in ties[node]))
         computing = {*nodes} - ties.keys()
         needed = {class_of[name] for name in coarse if computing.intersection(graph.readers[name])}
@@ -79,11 +80,11 @@ def joining(ties: Iterable[Node], free: Collection[str]) -> list[Node]:
     return [node for node in ties if len({*data_inputs(node)}.intersection(free)) > 1]
 
 
-def _apart(joins: Sequence[Node], free: Histograms, demands: ScaleConstraints) -> bool:
+def _apart(joins: Sequence[Node], free: Histograms, demands: ScaleConstraints, fewest: int) -> bool:
     """Whether an operand is so much smaller than a tensor with its scale that it may become too coarse."""
     class_of = components(free, demands.equal)
     largest: dict[str, float] = {}
     for name, leader in class_of.items():
         largest[leader] = max(largest.get(leader, 0.0), free[name].largest)
     operands = {name for node in joins for name in node.inputs if name in free}
-    return any(0 < free[x].largest < largest[class_of[x]] * 2 * FEWEST / 127 for x in operands)
+    return any(0 < free[x].largest < largest[class_of[x]] * 2 * fewest / 127 for x in operands)

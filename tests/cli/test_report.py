@@ -13,6 +13,7 @@ import pytest
 from npuc.models import MODELS
 from tests.cli.pages import NEEDS_CHROMIUM, Structure, opened
 from tests.cli.process import SYNTHETIC, Digits, npuc
+from tests.images.making import network, photos
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,16 @@ def test_names_are_text_and_never_markup(digits: Digits, tmp_path: Path) -> None
     npuc("report", tmp_path / "o", "-o", tmp_path / "p.html").done()
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
     assert "<script>alert" not in text and "&lt;script&gt;alert" in text and "<h1>&lt;b&gt;.onnx" in text
+
+
+def test_pictures_stand_beside_what_the_program_says_of_them(tmp_path: Path) -> None:
+    folder, model, out = photos(tmp_path), network(tmp_path), tmp_path / "o"
+    (folder / "0.png").rename(folder / "<b>.png")
+    npuc("compile", model, "--target", "easynpu", "--input", "none", "--calibration", folder, "-o", out).done()
+    npuc("report", out, "-o", tmp_path / "p.html", "--data", folder).done()
+    text = (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert text.count("data:image/png;base64,") == 8 and "&lt;b&gt;.png" in text and "<b>.png" not in text
+    assert "7.webp" in text and text.count(" %  0") == 8
 
 
 def test_what_cannot_be_written_is_refused(digits: Digits, tmp_path: Path) -> None:

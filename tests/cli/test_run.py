@@ -31,6 +31,12 @@ def test_outputs_have_the_model_s_name_shape_and_almost_its_values(digits: Digit
     assert 10 * np.log10(np.square(fp32(digits)).sum() / np.square(error).sum()) > 20  # int8 keeps about 30 dB
 
 
+def test_the_word_synthetic_stands_for_synthetic_samples(digits: Digits) -> None:
+    assert "sample 7" in npuc("run", digits.program, "--data", "synthetic").done()
+    told = npuc("verify", digits.model, digits.program, "--data", "synthetic").done()
+    assert "of 8 samples" in told and "synthetic data do not tell how accurate it is" in told
+
+
 def test_the_report_names_outputs_and_shapes(digits: Digits, tmp_path: Path) -> None:
     command = ("run", digits.program, "--data", digits.few, "-o", tmp_path / "y.npz")
     told = {"status": "ok", "output": str(tmp_path / "y.npz"), "samples": 4, "outputs": {"n11_Gemm": [4, 10]}}
@@ -133,13 +139,12 @@ def test_without_a_file_outputs_are_printed(digits: Digits, tmp_path: Path) -> N
     first = found[0]["values"]["n11_Gemm"]
     assert [each["sample"] for each in found] == [0, 1, 2, 3] and first["shape"] == [10]
     assert np.abs(np.array(first["first"]) - fp32(digits)[0, :8]).max() < 0.05 * np.abs(fp32(digits)).max()
-    named = npuc("run", digits.program, "--data", digits.few, "--labels", tmp_path / "names.txt", "--json").json
+    named_run = ("run", digits.program, "--data", digits.few, "--labels", tmp_path / "names.txt")
+    named = npuc(*named_run, "--json").json
     assert [each["classes"][0]["class"] for each in named["answers"]] == best.tolist()
-    lines = (
-        npuc("run", digits.program, "--data", digits.few, "--labels", tmp_path / "names.txt").done().splitlines()
-    )
+    lines = npuc(*named_run).done().splitlines()
     words = (tmp_path / "names.txt").read_text("utf-8").split()
     assert lines[0] == "sample 0" and lines[1].endswith(f" %  {words[best[0]]}") and len(lines) == 4 * 6
     (tmp_path / "names.txt").write_text("zero\none\n", "utf-8")
-    few = npuc("run", digits.program, "--data", digits.few, "--labels", tmp_path / "names.txt").refused("E402")
+    few = npuc(*named_run).refused("E402")
     assert "there are 2 labels" in few and "10 names" in few

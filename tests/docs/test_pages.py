@@ -69,7 +69,9 @@ def test_every_command_that_looks_inside_digits_runs(checkout: Path) -> None:
 
 def test_the_page_of_photos_runs_after_its_example(checkout: Path) -> None:
     example = [sys.executable, ROOT / "examples" / "photos.py"]
-    subprocess.run(example, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    asked = subprocess.run(example, env=environment, check=True, capture_output=True, text=True).stdout
+    assert blocks("quickstart.md", "console")[0].split("photos.py\n")[1] in asked
     (described,) = blocks("photos.md", "toml")
     assert described.splitlines()[0] == (checkout / "digits.toml").read_text("utf-8").splitlines()[0]
     (checkout / "digits.toml").write_text(described, "utf-8")

@@ -200,6 +200,34 @@ def test_the_host_computes_nothing_for_frames_that_fuse(tmp_path: Path) -> None:
         assert not hosted, hosted
 
 
+MACHINES = ("nvdla-small", "nvdla-large", "nvdla-full")
+
+
+@pytest.mark.parametrize("target", MACHINES)
+@pytest.mark.parametrize("preset", ["imagenet", "caffe-bgr", "tf", "yolo"])
+def test_cdma_converts_frames_at_no_cost(target: str, preset: str, tmp_path: Path) -> None:
+    folder, model = photos(tmp_path), network(tmp_path, pad=1)
+    made, plain = (
+        api.compile(model, target, calibration=folder, input={"preset": preset, **more})
+        for more in ({}, {"frame": "float"})
+    )
+    assert made.report["cycles"] == plain.report["cycles"] and made.report["proof"]["bit_exact"]
+    steps = [each for each in made.program.manifest["steps"] if each["kind"] == "host"]
+    assert {each["op"] for each in steps if "x" in each["inputs"][0]} <= {"Transpose", "Gather"}
+    loads = next(each["loads"] for each in made.program.manifest["steps"] if "loads" in each)
+    assert [each["place"]["precision"] for each in loads] == ["uint8"]
+    exact = run(model, plain.samples(folder).inputs["x"])
+    found, floats = (noise(each.run(folder)["y"].reshape(-1, 4), exact) for each in (made, plain))
+    assert found > min(floats - 3, 38)  # of eight samples
+
+
+def test_a_mean_before_a_form_that_reads_no_image_stays_a_layer(tmp_path: Path) -> None:
+    folder, model = photos(tmp_path), network(tmp_path)
+    made = api.compile(model, "nvdla-small", calibration=folder, input="imagenet", weights="direct")
+    assert made.report["layers"][0]["nodes"] == ["x/centre", "x/normalise"], made.report["layers"][0]
+    assert made.report["proof"]["bit_exact"]
+
+
 def step(op: str, tensors: tuple[str, str], **attrs: object) -> HostStep:
     source, target = tensors
     return HostStep(target, op, (source,), (target,), attrs, conversion=True, reason="")

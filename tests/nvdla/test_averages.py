@@ -10,9 +10,9 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.targets.nvdla.arithmetic.averages import reciprocals
 from npuc.targets.nvdla.model.averages import ONE, WIDTHS, divided, multiplied
 from npuc.targets.nvdla.network.passes import AveragesIntoConvs
+from npuc.targets.nvdla.quantisation.integers import reciprocals
 
 INT8, INT16 = WIDTHS[1], WIDTHS[2]
 

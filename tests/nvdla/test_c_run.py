@@ -88,10 +88,15 @@ def run(program: Program, found: ctypes.CDLL, inputs: list[Array], outputs: list
 
 
 def check(
-    model: onnx.ModelProto, folder: Path, name: str, precision: str = "int8", flags: Sequence[str] = ()
+    model: onnx.ModelProto,
+    folder: Path,
+    name: str,
+    precision: str = "int8",
+    flags: Sequence[str] = (),
+    **options: Any,
 ) -> None:
     """Outputs of the library are those of the simulator, to the last bit of what softmax and conversions give."""
-    _, _, program = compiled(model, folder, name, precision=precision)
+    _, _, program = compiled(model, folder, name, precision=precision, **options)
     rng = np.random.default_rng(3)
     inputs = [(rng.normal(0.3, 1, each.shape)).astype(np.float32) for each in program.inputs]
     feeds = {port.name: values[None] for port, values in zip(program.inputs, inputs, strict=True)}
@@ -121,6 +126,11 @@ def classifier() -> onnx.ModelProto:
 )
 def test_a_classifier_runs_as_the_simulator_runs_it(name: str, precision: str, tmp_path: Path) -> None:
     check(classifier(), tmp_path, name, precision)
+
+
+@pytest.mark.parametrize("wide", ["a", "e"])
+def test_int16_beside_int8_runs_as_the_simulator_runs_it(wide: str, tmp_path: Path) -> None:
+    check(classifier(), tmp_path, "nvdla-full", layer=((wide, "int16"),))
 
 
 ALONE = f"""

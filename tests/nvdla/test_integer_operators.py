@@ -17,8 +17,8 @@ from npuc.ops import build
 from npuc.reference import session
 from npuc.targets.nvdla.arithmetic.fixed_point import addends, factor, factors, quantise_weights
 from npuc.targets.nvdla.arithmetic.integer import SdpStage
+from npuc.targets.nvdla.arithmetic.onnx_forms import scaled
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
-from npuc.targets.nvdla.arithmetic.rounding_onnx import scaled
 
 SUM, MAX, MIN = 1, 2, 3
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+import npuc as api
 from npuc.errors import ArtefactError
 from npuc.program import Program
 from npuc.target import target
@@ -29,6 +30,8 @@ from npuc.targets.nvdla.model.memory import Pattern
 from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.selection import Constants
 from tests.given import GIVEN
+from tests.images.making import SIZE, photos
+from tests.images.making import network as pictured
 from tests.nvdla.networks import compiled
 from tests.onnx_models import network, node, weights
 
@@ -77,6 +80,31 @@ def test_the_outputs_of_the_firmware_are_those_of_the_program(name: str, tmp_pat
         "scale"
     ]
     np.testing.assert_array_equal(found * np.float32(out), wanted)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_loadable_takes_the_bytes_of_a_grey_photo(name: str, tmp_path: Path) -> None:
+    # nvdla_runtime --image photo.pgm: T_R8 (0), the photo's extents, lines from line stride to line stride
+    program = api.compile(
+        pictured(tmp_path, (1, 1, SIZE, SIZE)),
+        name,
+        calibration=photos(tmp_path),
+        input={"order": "gray", "std": 64.0},
+    ).program
+    loadable = loadables.read(target(name).exported(program, "loadable")["network.nvdla"])
+    tensor, out = loadable.tensor_desc_list
+    assert (tensor.pixel_format, tensor.data_type, tensor.c, tensor.h, tensor.w) == (0, 5, 1, SIZE, SIZE)
+    frame = np.random.default_rng(3).integers(0, 256, (SIZE, SIZE)).astype(np.uint8)
+    image = np.zeros((SIZE, tensor.stride_1), np.uint8)
+    image[:, :SIZE] = frame
+    assert image.size == tensor.size
+    after = run(loadable, machines.load(name), {tensor.name: image.tobytes()})
+    scale = next(step for step in program.manifest["steps"] if step.get("op") == "DequantizeLinear")["attrs"][
+        "scale"
+    ]
+    found = np.frombuffer(after.output(out.name), np.int8)[:4] * np.float32(scale)
+    feeds = {"x": frame.reshape(1, *program.inputs[0].shape)}
+    np.testing.assert_array_equal(found, target(name).runner(program)(feeds)["y"].ravel())
 
 
 def test_rules_have_names_and_say_what_they_demand() -> None:

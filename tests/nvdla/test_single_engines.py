@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from npuc.targets.nvdla import model
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.machine.commands import Command, Wait
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
-from tests.nvdla.programs import OPERAND, RESULT, SOURCE, Fields, memory, stride, writes
+from tests.nvdla.programs import OPERAND, RESULT, SOURCE, Convolution, Fields, memory, stride, writes
 
 Contents = Mapping[int, bytes | Array]
 
@@ -163,10 +164,74 @@ def test_the_output_converter_saturates() -> None:
     assert flat(sdp(row(11, 10, 9, 120, -100), changed)) == [3, 0, -3, 127, -128]
 
 
-@pytest.mark.parametrize(("source", "result"), [("int8", "INT16"), ("int16", "INT8")])
-def test_precision_is_converted_between_cubes_with_atoms_of_their_own(source: str, result: str) -> None:
-    x = np.arange(-35, 37, dtype=source).reshape(36, 1, 2)
-    np.testing.assert_array_equal(sdp(x, {}, out=result), x)
+TABLE_30 = {
+    ("int8", "int8"): "int8", ("int8", "int16"): "int8", ("int16", "int8"): "int8", ("int16", "int16"): "int16",
+    ("int16", "fp16"): "int16", ("fp16", "int16"): "fp16", ("fp16", "fp16"): "fp16",
+}  # fmt: skip
+"""What SDP processes a map of the first precision in if its result has the second; other pairs are invalid."""
+NUMPY = {"int8": "int8", "int16": "int16", "fp16": "float16"}
+
+
+@pytest.mark.parametrize("processing", NUMPY)
+@pytest.mark.parametrize("result", NUMPY)
+@pytest.mark.parametrize("source", NUMPY)
+def test_every_cell_of_table_30(source: str, result: str, processing: str) -> None:
+    x = np.arange(-35, 37).astype(NUMPY[source]).reshape(36, 1, 2)
+    inside = {"PROC_PRECISION": processing.upper(), "OUT_PRECISION": result.upper()}
+    changed: Fields = {
+        "SDP_RDMA.D_FEATURE_MODE_CFG": {"FLYING_MODE": 0, "IN_PRECISION": source.upper(), **inside},
+        "SDP.D_DATA_FORMAT": inside,
+    }
+    if TABLE_30.get((source, result)) == processing:
+        found = sdp(x, changed, out=result.upper())
+        assert found.dtype == NUMPY[result]
+        np.testing.assert_array_equal(found, x)
+    else:
+        what = f"SDP_RDMA: {source.upper()} to {result.upper()}, processed as {processing.upper()}"
+        with pytest.raises(ArtefactError, match=what):
+            sdp(x, changed, out=result.upper())
+
+
+@pytest.mark.parametrize("result", NUMPY)
+@pytest.mark.parametrize("precision", NUMPY)
+def test_behind_a_convolution_sdp_keeps_the_bits_of_an_element(precision: str, result: str) -> None:
+    formats: Fields = {"SDP.D_DATA_FORMAT": {"PROC_PRECISION": precision.upper(), "OUT_PRECISION": result.upper()}}
+    layer = Convolution(FULL, (1, 1, 4), (1, 1, 1), precision, changed=formats)
+    x, w = (np.array([values], NUMPY[precision]) for values in ([[3, -4, 5, -6]], [[[2]]]))
+    contents = memory(layer.contents(x, w))
+    if (precision == "int8") != (result == "int8"):
+        with pytest.raises(ArtefactError, match=f"SDP: {precision.upper()} to {result.upper()}"):
+            model.run(FULL, layer.commands(), contents)
+        return
+    found = replace(layer, precision=result).read(model.run(FULL, layer.commands(), contents))
+    assert flat(found) == [6, -8, 10, -12]
+
+
+def test_int16_becomes_fp16_behind_the_converter_with_17_bits() -> None:
+    """(x - 10) * 5 / 2, halves away from 0, saturated to 17 bits, to the nearest even: from the RTL of unit C."""
+    changed: Fields = {
+        "SDP.D_CVT_OFFSET": {"CVT_OFFSET": 10}, "SDP.D_CVT_SCALE": {"CVT_SCALE": 5},
+        "SDP.D_CVT_SHIFT": {"CVT_SHIFT": 1},
+    }  # fmt: skip
+    found = sdp(row(11, 9, 2049, -2049, 32767, -32768, dtype="int16"), changed, out="FP16")
+    assert flat(found) == [3, -3, 5096, -5148, 65504, -65504]
+
+
+def test_fp16_becomes_int16_without_the_converter() -> None:
+    """Halves away from 0, saturated; a NaN is the lowest number: from the RTL of unit C."""
+    changed: Fields = {"SDP.D_CVT_OFFSET": {"CVT_OFFSET": 10}, "SDP.D_CVT_SCALE": {"CVT_SCALE": 5}}
+    given = {
+        0.5: 1,
+        -0.5: -1,
+        0.49976: 0,
+        2.5: 3,
+        922.5: 923,
+        -1.5: -2,
+        32768: 32767,
+        -65504: -32768,
+        np.nan: -32768,
+    }
+    assert flat(sdp(row(*given, dtype="float16"), changed, out="INT16")) == [*given.values()]
 
 
 def test_fp16_adds_multiplies_and_clips() -> None:

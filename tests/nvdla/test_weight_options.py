@@ -1,44 +1,22 @@
-"""Compressed, Winograd and deconvolution weights: round trips, worked numbers, NVDLA's own programs."""
+"""Compressed and Winograd weights: worked numbers, and NVDLA's own programs."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from npuc.errors import UnsupportedOperator
-from npuc.ir import Array
-from npuc.targets.nvdla.formats import compression, deconvolution, weights, winograd
-from npuc.targets.nvdla.formats.compression import Compressed
-from npuc.targets.nvdla.formats.precision import DTYPES
+from npuc.targets.nvdla.formats import weights, winograd
+from npuc.targets.nvdla.formats.weights import Compressed
 from npuc.targets.nvdla.machine.parameters import FULL
 from tests.given import GIVEN
 
 VECTORS = GIVEN / "nvdla" / "vectors"
-SIZES = st.integers(1, 40)
-
-
-def _sparse(shape: tuple[int, ...], kind: str) -> Array:
-    random = np.random.default_rng(sum(shape))
-    return (random.integers(-100, 100, shape) * (random.random(shape) < 0.3)).astype(DTYPES[kind])
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.sampled_from(FULL.precisions), SIZES, st.integers(1, 70), st.integers(1, 3), st.booleans())
-def test_decompressing_compressed_weights_gives_them_back(
-    kind: str, kernels: int, channels: int, size: int, image: bool
-) -> None:
-    w = _sparse((kernels, channels, size, 1 if image else size), kind)
-    order = (weights.image if image else weights.direct)(FULL, w.shape, kind)
-    surfaces = compression.compress(order, w)
-    assert all(len(part) % 128 == 0 for part in (surfaces.weights, surfaces.mask, surfaces.sizes))
-    np.testing.assert_array_equal(compression.decompress(order, surfaces, DTYPES[kind]), w)
 
 
 def test_a_bit_stands_for_an_element_least_significant_first() -> None:
     w = np.array([5, 0, 0, -7, 0, 0, 0, 0, 0, 9], np.int8).reshape(1, 10, 1, 1)
-    surfaces = compression.compress(weights.direct(FULL, w.shape), w)
+    surfaces = weights.compress(weights.direct(FULL, w.shape), w)
     assert surfaces.mask[:3] == bytes([0b00001001, 0b00000010, 0])
     assert np.frombuffer(surfaces.weights, np.int8)[:4].tolist() == [5, -7, 9, 0]
     assert np.frombuffer(surfaces.sizes, "<u4")[:2].tolist() == [3, 0]
@@ -47,7 +25,7 @@ def test_a_bit_stands_for_an_element_least_significant_first() -> None:
 def test_sizes_count_bytes_group_by_group() -> None:
     w = np.zeros((17, 1, 1, 1), np.float16)
     w[[0, 5, 16]] = 1
-    surfaces = compression.compress(weights.direct(FULL, w.shape, "fp16"), w)
+    surfaces = weights.compress(weights.direct(FULL, w.shape, "fp16"), w)
     assert np.frombuffer(surfaces.sizes, "<u4")[:3].tolist() == [4, 2, 0]
 
 
@@ -60,8 +38,13 @@ def test_compressed_weights_that_ran_on_the_rtl_are_those_that_npuc_makes() -> N
     kernels, kernel_bytes = writes[0x5070] + 1, writes[0x506C] + 1
     surfaces = Compressed(*(held[low[name]].tobytes() for name in ("weights", "mask", "sizes")))
     order = weights.direct(FULL, (kernels, kernel_bytes, 1, 1))  # groups are what compression sees
-    w = compression.decompress(order, surfaces, "int8")
-    again = compression.compress(order, w)
+    bits = np.unpackbits(np.frombuffer(surfaces.mask, np.uint8), count=kernels * kernel_bytes, bitorder="little")
+    elements = bits.astype(np.int8)
+    elements[bits > 0] = np.frombuffer(surfaces.weights, np.int8)[: bits.sum()]
+    w = np.zeros(order.shape, np.int8)
+    places = np.concatenate(weights.scanned(order, np.arange(w.size).reshape(order.shape)))
+    w.ravel()[places] = elements
+    again = weights.compress(order, w)
     assert np.count_nonzero(w) < w.size
     for name in ("weights", "mask", "sizes"):
         found, wanted = getattr(again, name), getattr(surfaces, name)
@@ -75,7 +58,6 @@ def test_the_transform_is_the_documents_matrix_on_both_sides() -> None:
     """By hand: a kernel of ones gives the outer product of (1, 1.5, 0.5, 1) with itself."""
     u = winograd.transformed(np.ones((1, 1, 3, 3)))[0, 0]
     np.testing.assert_array_equal(u, np.outer([1, 1.5, 0.5, 1], [1, 1.5, 0.5, 1]))
-    np.testing.assert_array_equal(winograd.transformed_integers(np.ones((1, 1, 3, 3), np.int8))[0, 0], 4 * u)
 
 
 def test_a_strided_kernel_becomes_3x3_of_more_channels() -> None:
@@ -103,36 +85,6 @@ def test_winograd_in_integers_gives_four_times_the_convolution() -> None:
     w, d = random.integers(-5, 6, (1, 1, 3, 3)), random.integers(-9, 10, (4, 4))
     C = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
     A = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
-    product = winograd.transformed_integers(w)[0, 0] * (C @ d @ C.T)
+    product = 4 * winograd.transformed(w)[0, 0] * (C @ d @ C.T)
     sums = [[int((d[y : y + 3, x : x + 3] * w[0, 0]).sum()) for x in range(2)] for y in range(2)]
     assert (A @ product @ A.T).tolist() == (4 * np.array(sums)).tolist()
-
-
-# Deconvolution: checked by what it means, as there is no outside data
-
-
-def test_the_set_split_takes_every_other_tap_backward() -> None:
-    w = np.arange(16).reshape(1, 1, 4, 4)
-    parts = [part[0, 0].tolist() for part in deconvolution.split(w, 2, 2)]
-    assert parts == [[[10, 8], [2, 0]], [[11, 9], [3, 1]], [[14, 12], [6, 4]], [[15, 13], [7, 5]]]
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3))
-def test_joining_the_sets_gives_the_weights_back(height: int, width: int, stride_y: int, stride_x: int) -> None:
-    w = np.arange(6 * height * width).reshape(2, 3, height, width)
-    parts = deconvolution.split(w, stride_y, stride_x)
-    np.testing.assert_array_equal(deconvolution.joined(parts, w.shape, stride_y, stride_x), w)
-
-
-def test_the_sets_interleaved_are_the_transposed_convolution() -> None:
-    random = np.random.default_rng(3)
-    x, w = random.integers(-5, 6, 6), random.integers(-5, 6, (1, 1, 1, 4))
-    whole = np.zeros(6 * 2 + 2, int)
-    for position, value in enumerate(x):
-        whole[2 * position : 2 * position + 4] += value * w[0, 0, 0]
-    for phase, part in enumerate(deconvolution.split(w, 1, 2)):
-        taps = part[0, 0, 0]
-        padded = np.concatenate([[0], x, [0]])
-        sums = [int((padded[at : at + 2] * taps).sum()) for at in range(7)]
-        assert whole[phase::2].tolist() == sums

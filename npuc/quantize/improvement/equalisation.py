@@ -161,12 +161,18 @@ class Equalised:
 
 
 def equalised(
-    graph: Graph, found: Sequence[EqualisationGroup], largest: Mapping[str, Array], share: float
+    graph: Graph,
+    found: Sequence[EqualisationGroup],
+    largest: Mapping[str, Array],
+    share: float,
+    *,
+    one_step: bool = False,
 ) -> Equalised:
     """The graph with a factor per channel moved through each group. What it changes gets another name.
 
     share: how far activation channels are equalised where readers sum over channels: 1 fully, 0 only as far as the
-    readers' weights are. Depthwise readers have a scale per channel and accept any factor.
+    readers' weights are. Depthwise readers have a scale per channel and accept any factor, but with `one_step`, as
+    all weights of a layer then have one scale, those of writers and of depthwise readers count like activations.
     """
     constants = dict(graph.constants)
     nodes = {node: node for node in graph.nodes}
@@ -174,7 +180,7 @@ def equalised(
     fresh = graph.names()
     names = {name: fresh.new(f"{name}/equalised") for group in found for name in group.tensors}
     for group in found:
-        chosen = _factors(constants, nodes, group, largest, share)
+        chosen = _factors(constants, nodes, group, largest, share, one_step=one_step)
         factors |= dict.fromkeys(group.tensors, chosen)
         for node in group.writers:
             nodes[node] = _rescaled(fresh, constants, nodes[node], 1 / chosen, axis=0)
@@ -191,13 +197,19 @@ def _factors(
     group: EqualisationGroup,
     largest: Mapping[str, Array],
     share: float,
+    *,
+    one_step: bool,
 ) -> Array:
     """The factor of each channel (C,), with geometric mean 1."""
     activation = np.max([largest[name] / max(largest[name].max(), 1e-30) for name in group.tensors], axis=0)
     convolutions = [node for node in group.readers if node.op == "Conv"]
     read = [(constants[nodes[node].inputs[1]], GROUP(node)) for node in convolutions]
-    columns = [_columns(w, groups) for w, groups in read if w.shape[1] > 1]
-    exponent = share if columns else 1.0
+    columns = [_columns(w, groups) for w, groups in read if one_step or w.shape[1] > 1]
+    written = [constants[nodes[node].inputs[1]] for node in group.writers if one_step and node.op == "Conv"]
+    rows = [np.abs(w).reshape(len(w), -1).max(axis=1) for w in written]
+    if rows:
+        activation = np.sqrt(activation * np.max([each / max(each.max(), 1e-30) for each in rows], axis=0))
+    exponent = (1 + share) / 2 if rows and columns else share if columns else 1.0
     weights = np.max([each / max(each.max(), 1e-30) for each in columns], axis=0) if columns else 1.0
     alive = activation > 0
     sizes = octaves(np.maximum(activation, 1e-9), STEPS), octaves(np.maximum(weights, 1e-9), STEPS)

@@ -1,10 +1,8 @@
 """The choice of a few layers that int8 costs most, for int16 or for the host, in float (`--precision mixed`).
 
-Functions at the network's ends, such as the Sigmoid of a detector's scores, are moved first, unless noise rises
-by a dB: they take no multiply-accumulates, and unrounded scores near 1 keep their order, on which suppression
-depends and which the noise does not show. Then convolutions: the noise that each adds to that of its inputs is
-measured in one pass of both networks over held-out samples. Those that add the most per multiply-accumulate are
-removed from the integer network one by one, and the reduction of the final noise is measured on the same samples.
+The noise that each convolution adds to that of its inputs is measured in one pass of both networks over held-out
+samples. Those that add the most per multiply-accumulate are removed from the integer network one by one, and the
+reduction of the final noise is measured on the same samples.
 They are moved to the host in that order, as long as the noise falls and the host has capacity.
 """
 
@@ -19,7 +17,6 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import SELECTS
 from npuc.ops.macs import macs
-from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
 from npuc.quantize.improvement.search import Trial, TrialNetwork, divided, teaches
 from npuc.quantize.network.construction import Quantised
@@ -31,8 +28,6 @@ MOST_MACS = 0.1
 """Share of the convolutions' multiply-accumulates that the host may take."""
 FEWER = 10**-0.01
 """A layer is moved if the noise falls by 0.1 dB."""
-MORE = 10**0.1
-"""The functions at the ends are moved if the noise does not rise by 1 dB."""
 WORTH = 10**-0.05
 """The host is used at all if the noise of the improved network falls by half a dB."""
 MOST_SAMPLES = 16
@@ -72,21 +67,19 @@ def mixed(
     if not teaches(samples) or not ends(plain.graph):
         return best(nowhere)
     judge = acceptance(graph, plain, divided(samples, MOST_SAMPLES)[1])
-    base, first = _ended(judge, drawn, endings(graph, plain), wide)
-    array = best(base)
+    array = best(nowhere)
     started = process_time()
-    plain = drawn(base)
     shares = _noisiest(graph, plain, candidates(graph, plain, layers, most), judge.feeds)
-    host = _chosen(judge, drawn, shares, base, most)
-    if host == base:
-        return array[0], (*array[1], *first)
+    host = _chosen(judge, drawn, shares, most)
+    if not host:
+        return array
     other = best(host)
     before, after = (judge.noise(each[0].quantised) for each in (array, other))
     kept = after < before * WORTH
-    share = sum(shares.get(name, 0) for name in host)
+    share = sum(shares[name] for name in host)
     step = Trial(_title(host, share, wide), kept, decibels(before), decibels(after), process_time() - started)
     network, steps = other if kept else array
-    return network, (*steps, *first, step)
+    return network, (*steps, step)
 
 
 def _title(host: Host, share: float, wide: Host) -> str:
@@ -94,19 +87,6 @@ def _title(host: Host, share: float, wide: Host) -> str:
     named = {place: ", ".join(f"'{short(each)}'" for each in sorted(names)) for place, names in places.items()}
     told = "; ".join(f"{place}: {names}" for place, names in named.items() if names)
     return f"{told}, {100 * share:.2g} % of the MACs"
-
-
-def _ended(
-    judge: Acceptance, drawn: Callable[[Host], Quantised], last: Host, wide: Host
-) -> tuple[Host, tuple[Trial, ...]]:
-    """The functions at the ends if the noise allows all of them elsewhere, and this step."""
-    if not last:
-        return last, ()
-    started = process_time()
-    before, after = (judge.noise(drawn(host)) for host in (frozenset[str](), last))
-    kept = after < before * MORE
-    step = Trial(_title(last, 0.0, wide), kept, decibels(before), decibels(after), process_time() - started)
-    return last if kept else frozenset(), (step,)
 
 
 def candidates(
@@ -127,21 +107,6 @@ def candidates(
         and not SELECTS(node)
         and counted[node] <= most * whole
     }
-
-
-def endings(graph: Graph, plain: Quantised) -> Host:
-    """The named functions of one element, integer tables so far, between an integer node and the end of int8."""
-    last, names = set(ends(plain.graph)), Counter(node.name for node in graph.nodes)
-    made = {name for node in plain.graph.nodes if node.op != "QuantizeLinear" for name in node.outputs}
-    return frozenset(
-        node.name
-        for node in graph.nodes
-        if node.op in TABLE_OPS
-        and as_unary(graph, node) is not None
-        and node.output in last
-        and plain.forms.get(node.inputs[0]) in made
-        and names[node.name] == 1
-    )
 
 
 def _noisiest(
@@ -182,17 +147,17 @@ def _noises(
 
 
 def _chosen(
-    judge: Acceptance, drawn: Callable[[Host], Quantised], shares: Mapping[str, float], base: Host, most: float
+    judge: Acceptance, drawn: Callable[[Host], Quantised], shares: Mapping[str, float], most: float
 ) -> Host:
-    """The base and the candidates that together reduce the noise most: the most sensitive first."""
-    least = judge.noise(drawn(base))
-    alone = {name: judge.noise(drawn(base | {name})) for name in shares}
-    host = base
+    """The candidates that together reduce the noise most: the most sensitive first."""
+    host: Host = frozenset()
+    least = judge.noise(drawn(host))
+    alone = {name: judge.noise(drawn(frozenset({name}))) for name in shares}
     for name in sorted(shares, key=alone.__getitem__):
-        if alone[name] >= least and host == base:
+        if alone[name] >= least and not host:
             break
         together = host | {name}
-        if sum(shares.get(each, 0) for each in together) > most:
+        if sum(shares[each] for each in together) > most:
             continue
         noise = judge.noise(drawn(together))
         if noise < least * FEWER:

@@ -95,7 +95,7 @@ class Recipe:
 
     layers: how the convolutions of the integer graph are read. zero_points: None if the target has none. splits:
     whether outlier channels may be split, which requires that clipping at any value is free. equalises: whether
-    channels may have factors.
+    channels may have factors. one_step: whether all weights of a layer have one scale.
     """
 
     select: Callable[[Graph], tuple[Node, ...]]
@@ -104,6 +104,7 @@ class Recipe:
     zero_points: ZeroPoints | None = IN_BIASES
     splits: bool = False
     equalises: bool = True
+    one_step: bool = False
     histograms: HistogramSource = histograms
     given: Mapping[str, Steps] = field(default_factory=dict[str, Steps])
     """Fixed scales and zero points: of what frames hold, and those of a table."""
@@ -408,7 +409,7 @@ class _Climb:
         if key in self.equal and method != "output":
             return self.equal[key]
         sizes = equalisation.sizes(graph, groups, self.training)
-        equal = equalisation.equalised(graph, groups, sizes, share or 0.0)
+        equal = equalisation.equalised(graph, groups, sizes, share or 0.0, one_step=self.maker.recipe.one_step)
         if known is not None and not self.level.thorough:
             known = {**known, **self._watched(equal)}
         found = self.maker.calibrated(equal.after(before), method, known)

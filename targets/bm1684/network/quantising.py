@@ -24,6 +24,8 @@ from npuc.targets.bm1684.quantisation.operators import UNSIGNED as UNSIGNED_ZERO
 from npuc.targets.bm1684.quantisation.rescale_at_limits import RescaleAtLimits
 from npuc.targets.bm1684.quantisation.steps import constraints
 
+FEWEST = 32
+"""The least steps of a tensor in a Concat, otherwise it is rescaled for this: a rescaling takes few cycles."""
 UNSIGNED = ZeroPoints(lambda _node, _anyway: True, ())
 """Every layer can read unsigned maps, such as results of ReLUs."""
 
@@ -45,10 +47,12 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetw
     table = expect_machine(options.scales_in, zeros=(0, UNSIGNED_ZERO))
     given, found = calibrated(find, graph, samples, nodes, table)
     one = options.one_scale
-    recipe = Recipe(integer, quantise, ONE_SHIFT, UNSIGNED, equalises=not one, histograms=find, given=given)
+    recipe = Recipe(
+        integer, quantise, ONE_SHIFT, UNSIGNED, equalises=not one, one_step=True, histograms=find, given=given
+    )
     if not given or only_of_inputs(graph):
         copies = RescaleCoarseOperands(
-            found, integer, lambda each, some, free: constraints(each, some, free, given), IMAGES
+            found, integer, lambda each, some, free: constraints(each, some, free, given), IMAGES, FEWEST
         )
         graph = run_passes(graph, (copies, RescaleAtLimits(found, integer, IMAGES)))
         return best_bordered(graph, recipe, samples, level, options.method, found)

@@ -8,6 +8,7 @@ integer graph contain corrections for zero points, which the chip's own biases d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,10 +35,18 @@ from npuc.targets.bm1684.quantisation.operators import (
     UNSIGNED,
     ZEROS,
 )
-from npuc.targets.bm1684.quantisation.steps import constraints, natural, shared, without_negatives
+from npuc.targets.bm1684.quantisation.steps import (
+    MOST_BIAS,
+    MOST_SHIFT,
+    constraints,
+    even,
+    filling,
+    natural,
+    shared,
+    without_negatives,
+)
 
-MOST_BIAS = 2**15 - 1
-MOST_SHIFT, MOST_PRODUCT_SHIFT = 15, 31
+MOST_PRODUCT_SHIFT = 31
 MOST_FACTOR = 127.499
 
 
@@ -57,9 +66,8 @@ def quantise(
     expect_within_reach(nodes, free)
     demanded = constraints(graph, nodes, free, fixed)
     chosen = free_steps(graph, nodes, free, demanded, method, fixed)
-    return _Builder(
-        graph, nodes, {**without_negatives(graph, nodes, chosen, demanded), **fixed}, None, OPERATORS
-    ).built()
+    steps = {**without_negatives(graph, nodes, chosen, demanded), **fixed}
+    return _Builder(graph, nodes, filling(graph, nodes, steps, free, demanded, method), None, OPERATORS).built()
 
 
 class _Builder(IntegerBuilder):
@@ -129,21 +137,52 @@ class _Builder(IntegerBuilder):
         shifts = tuple(min(int(np.floor(np.log2(MOST_FACTOR / ratio))), most) for ratio in ratios)
         return tuple(round(ratio * 2.0**shift) for ratio, shift in zip(ratios, shifts, strict=True)), shifts
 
+    def convert(self, node: Node) -> None:
+        """Appends the integer form of a node; a convolution whose channels differ much is the sum of two.
+
+        The second one has the errors of the first one's weights as its weights, with a finer step.
+        """
+        if even(self.float, node) or self.zeros[node.output]:
+            super().convert(node)
+            return
+        x, y, name = self.steps(node.inputs[0]), self.steps(node.output), node.name or node.output
+        w, bias = self._numbers_of(node)
+        first, own, shift = self._integers(node, w, bias, x, y)
+        rest = w - first * (y.scale / x.scale * 2.0**-shift)
+        reach = np.abs(rest).reshape(len(rest), -1).sum(axis=1).max() * (x.scale * (255 if x.zero else 127))
+        finer = int(np.clip(np.floor(np.log2(127 * y.scale / max(reach, 1e-30))), -6, MOST_SHIFT - 6))
+        fine = Steps(y.scale * 2.0**-finer)
+        second = self._integers(node, rest, np.zeros(len(w)), x, fine)
+        window, made = self.window(node), list[str]()
+        for key, steps, integers in (("coarse", y, (first, own, shift)), ("fine", fine, second)):
+            tensor = self.fresh(f"{node.output}/{key}")
+            self.scales[tensor], self.zeros[tensor] = steps.scale, 0
+            constants = self._layer_of(replace(node, outputs=(tensor,)), *integers, x, steps)
+            made.append(self.own(tensor))
+            inputs = (self.as_int8(node.inputs[0]), *constants)
+            self.add(Node("IntConv", inputs, (made[-1],), {**window, "relu": 0}, f"{name}/{key}", node.sources))
+        attrs = {FACTORS.name: (64, 64), SHIFTS.name: (6, 6 + finer), ZEROS.name: (0, 0, 0)}
+        self.add(Node(SUM, tuple(made), (self.own(node.output),), attrs, name, node.sources))
+
     def weights(self, node: Node) -> tuple[str, ...]:
         """int8 weights with one shift for all channels."""
+        x, y = self.steps(node.inputs[0]), self.steps(node.output)
+        return self._layer_of(node, *self._integers(node, *self._numbers_of(node), x, y), x, y)
+
+    def _numbers_of(self, node: Node) -> tuple[Array, Array]:
+        """The weights and biases of a convolution."""
         _, weights, *more = node.inputs
         w = self.float.constants[weights]
-        bias = self.float.constants[more[0]] if more and more[0] else np.zeros(len(w))
-        x, y = self.steps(node.inputs[0]), self.steps(node.output)
+        return w, self.float.constants[more[0]] if more and more[0] else np.zeros(len(w))
+
+    def _integers(self, node: Node, w: Array, bias: Array, x: Steps, y: Steps) -> tuple[Array, Array, int]:
+        """int8 weights, the chip's biases and the shift."""
         expect_weights(node, w, x.scale / y.scale)
         wide = w.astype(np.float64) * (x.scale / y.scale)
         offset = bias.astype(np.float64) / y.scale
         shift = _best_shift(node, wide, offset)
         integers = np.clip(np.rint(wide * 2.0**shift), -128, 127).astype(np.int8)
-        own = np.rint(offset * 2.0**shift).astype(np.int64)
-        if x.zero not in (0, UNSIGNED) or y.zero not in (0, UNSIGNED):
-            raise UnsupportedOperator("E205", "a zero point other than 0 and -128", node=node.name, op=node.op)
-        return self._layer_of(node, integers, own, shift, x, y)
+        return integers, np.rint(offset * 2.0**shift).astype(np.int64), shift
 
     def average(self, node: Node) -> tuple[str, ...]:
         """An average as a convolution whose taps add up to the ratio of the scales."""
@@ -156,6 +195,8 @@ class _Builder(IntegerBuilder):
 
     def _layer_of(self, node: Node, w: Array, own: Array, shift: int, x: Steps, y: Steps) -> tuple[str, ...]:
         """The constants of an IntConv. own: the chip's bias."""
+        if x.zero not in (0, UNSIGNED) or y.zero not in (0, UNSIGNED):
+            raise UnsupportedOperator("E205", "a zero point other than 0 and -128", node=node.name, op=node.op)
         total = w.astype(np.int64).reshape(len(w), -1).sum(axis=1)
         bias = own - x.zero * total + (y.zero << shift)
         return self.layer(node, w, bias.astype(np.int32), np.full(len(w), shift, np.int8))

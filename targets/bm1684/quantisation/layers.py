@@ -9,8 +9,8 @@ import numpy as np
 from npuc.ir import Array, Node
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import LayerWeights, Shifted
-from npuc.targets.bm1684.quantisation.builder import MOST_BIAS
 from npuc.targets.bm1684.quantisation.operators import UNSIGNED
+from npuc.targets.bm1684.quantisation.steps import MOST_BIAS
 
 
 def chip_bias(w: Array, bias: Array, shift: Array, x_zero: int, y_zero: int) -> Array:

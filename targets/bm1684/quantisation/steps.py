@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from npuc.conditions.lower_bounds import NOT_NEGATIVE
-from npuc.ir import Graph, Node
-from npuc.ops.attributes import ACTIVATION
+from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import ACTIVATION, SELECTS
 from npuc.ops.movement import KEPT_INTEGERS
 from npuc.ops.pooling import AVERAGES, SELECTION
 from npuc.quantize.arithmetic.tables import is_relu
@@ -20,6 +22,7 @@ from npuc.quantize.scales.constraints import constraints_of, data_inputs, equal_
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.quantisation.operators import UNSIGNED
 
+MOST_BIAS, MOST_SHIFT, MOST_WEIGHT = 2**15 - 1, 15, 127.499
 SAME = (*KEPT_INTEGERS, *SELECTION)
 NEVER_NEGATIVE = (*NOT_NEGATIVE, "HardSigmoid", "Sqrt", "Abs")
 
@@ -96,3 +99,81 @@ def _may_be_negative(node: Node, class_of: Mapping[str, str], signed: Collection
     if node.op in (*AVERAGES, "Add", "Mul"):
         return any(class_of.get(x) is None or class_of[x] in signed for x in data_inputs(node))
     return not is_relu(node)
+
+
+TRIED = np.exp2(np.arange(-4, 13) / 16)
+"""Factors that are tried on a scale: up to 1/4 of an octave finer, up to 3/4 coarser."""
+
+
+def filling(
+    graph: Graph,
+    nodes: Sequence[Node],
+    steps: Mapping[str, Steps],
+    free: Mapping[str, Histogram],
+    demanded: ScaleConstraints,
+    method: str,
+) -> dict[str, Steps]:
+    """The steps with scales at which convolutions use their 8 bits better.
+
+    All weights of a layer have one step, the ratio of the scales over a power of two. The largest weight thus has
+    64 to 127 of these, by chance. A result's scale minimises the squared errors of its values and of the weights,
+    each relative to its energy. Inputs come first, as a layer has only its own result to choose. free: tensors
+    whose scales are chosen. method: of calibration; only mse and output let values saturate.
+    """
+    class_of = components(free, (pair for pair in demanded.equal if all(name in free for name in pair)))
+    members, writers = dict[str, list[str]](), dict[str, list[Node]]()
+    for name, leader in class_of.items():
+        members.setdefault(leader, []).append(name)
+    for node in nodes:
+        if node.op == "Conv" and node.output in free:
+            writers.setdefault(class_of[node.output], []).append(node)
+    found = dict(steps)
+    for leader, convolutions in writers.items():
+        if demanded.ceilings.keys().isdisjoint(members[leader]):
+            whole = method not in ("mse", "output") or not demanded.unsaturated.isdisjoint(members[leader])
+            tried = TRIED[TRIED >= 1] if whole else TRIED
+            cost = sum(_value_errors(free[name], found[name], tried) for name in members[leader])
+            cost = cost + sum(_weight_errors(graph, node, found, tried) for node in convolutions)
+            best = float(tried[np.argmin(cost)])
+            found |= {name: replace(found[name], scale=found[name].scale * best) for name in members[leader]}
+    return found
+
+
+EVEN = 1e-3
+"""The most noise, relative to its weights' energy, that one step for all weights may add to the median channel."""
+
+
+def even(graph: Graph, node: Node) -> bool:
+    """Whether a node is no convolution whose weights one step does not suit in most channels.
+
+    Channels whose weights all round to 0 do not count. Those of a convolution with an activation can be equalised.
+    """
+    if node.op != "Conv" or SELECTS(node) or ACTIVATION(node):
+        return True
+    w = graph.constants[node.inputs[1]]
+    noise = (_largest(w) / MOST_WEIGHT) ** 2 / 12
+    energies = np.square(w.reshape(len(w), -1), dtype=np.float64).mean(axis=1)
+    return not (energies > noise / 12).any() or noise <= EVEN * float(np.median(energies[energies > noise / 12]))
+
+
+def _value_errors(values: Histogram, steps: Steps, tried: Array) -> Array:
+    """The squared error of a tensor's values over their energy, for each factor on its scale."""
+    levels = 255 if steps.zero == UNSIGNED else 127
+    return values.error(steps.scale * tried, levels) / max(values.energy, 1e-30)
+
+
+def _weight_errors(graph: Graph, node: Node, steps: Mapping[str, Steps], tried: Array) -> Array:
+    """The squared error of a convolution's weights over their energy, for each factor on its result's scale.
+
+    Those of uneven weights are made up for.
+    """
+    w, *more = (graph.constants[name] for name in node.inputs[1:] if name)
+    x, y = steps[node.inputs[0]].scale, steps[node.output].scale * tried
+    finest = max(1e-30, *(x * _largest(w) / MOST_WEIGHT, *(_largest(bias) / MOST_BIAS for bias in more)))
+    step = y / x / np.exp2(np.clip(np.floor(np.log2(y / finest)), 0, MOST_SHIFT))
+    energy = float(np.square(w, dtype=np.float64).sum())
+    return step**2 / 12 * np.count_nonzero(w) * even(graph, node) / max(energy, 1e-30)
+
+
+def _largest(values: Array) -> float:
+    return float(np.abs(values).max(initial=0))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from npuc.quantize.network.build import quantiser
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps, only_of_inputs
 from npuc.quantize.scales.offsets import IN_BIASES
-from npuc.quantize.scales.results import calibrated, histograms_before_host, node_histograms
+from npuc.quantize.scales.results import calibrated, node_histograms
 from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
 from npuc.target import Options
@@ -207,13 +206,9 @@ def network(
     power_of_two = machine.scales == POWER_OF_TWO
     make = quantiser(best_table, power_of_two=power_of_two, factors=factors)
 
-    @cache
-    def seen(host: Host) -> Mapping[str, Histogram]:
-        return histograms_before_host(find, graph, samples, found, host)
-
     def drawn(host: Host) -> TrialNetwork:
         chosen = without(integer(graph, machine), host)
-        return TrialNetwork(graph, chosen, seen(host), {}, make(graph, chosen, seen(host), method, given))
+        return TrialNetwork(graph, chosen, found, {}, make(graph, chosen, found, method, given))
 
     def best(host: Host) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         zeros = None if documented else replace(IN_BIASES, power_of_two=power_of_two, pads=pads_cheaply)
@@ -227,7 +222,7 @@ def network(
             given=given,
         )
         if free_scales:
-            return best_network(graph, recipe, samples, level, options.method, seen(host))
+            return best_network(graph, recipe, samples, level, options.method, found)
         plain = drawn(host)
         return best_weights(plain, recipe, samples, level, without_data(plain, samples, level))
 

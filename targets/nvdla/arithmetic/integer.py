@@ -44,7 +44,8 @@ from npuc.targets.nvdla.arithmetic.attributes import (
     ZERO,
 )
 from npuc.targets.nvdla.arithmetic.normalisation import ResponseTables, square_sums
-from npuc.targets.nvdla.formats.precision import fp17_of_bits, half_away
+from npuc.targets.nvdla.formats.precision import fp17_of_bits
+from npuc.targets.nvdla.model.arithmetic import shift_right
 from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
 
 ALU = ("none", "sum", "max", "min")
@@ -167,7 +168,7 @@ def staged(x: Array, stage: SdpStage, alu: Array, mul: Array) -> Array:
             pass
     real = _is_real(x)
     if stage.multiply:
-        product = x * mul if real else half_away(x * mul.astype(np.int64), stage.shift)
+        product = x * mul if real else shift_right(x * mul.astype(np.int64), stage.shift)
         x = np.where(x > 0, x, product) if stage.prelu else product
     x = x if real else np.clip(x, *INT32)
     return np.maximum(x, 0) if stage.relu else x
@@ -192,7 +193,7 @@ def _through(node: Node, x: Array, inputs: Sequence[Array], dtype: np.dtype[Any]
     if _is_real(x):
         return (x.astype(dtype),)
     offset, scale, shift = converter(node)
-    return (_saturated(half_away((x - offset) * scale, shift), dtype),)
+    return (_saturated(shift_right((x - offset) * scale, shift), dtype),)
 
 
 def _looked_up(node: Node, x: Array, entries: Array) -> Array:
@@ -218,7 +219,7 @@ def _sums(node: Node, x: Array, w: Array) -> Array:
         (found,) = OPS["Conv"].compute(replace(node, op="Conv", inputs=node.inputs[:2]), [x, w.astype(x.dtype)])
         return found
     summed = transformed.sums if WINOGRAD(node) else convolve
-    return half_away(summed(node, x, w), TRUNCATE(node))
+    return shift_right(summed(node, x, w).astype(np.int64), TRUNCATE(node))
 
 
 def conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -239,7 +240,9 @@ def average(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     taps = np.ones((x.shape[1], 1, *KERNEL_SHAPE(node)), np.int8)
     total = _sums(node.with_attrs(group=x.shape[1]), x, taps)
     for reciprocal in RECIPROCALS(node):
-        total = total * fp17_of_bits(reciprocal) if _is_real(x) else half_away(total * reciprocal, RECIPROCAL_BITS)
+        total = (
+            total * fp17_of_bits(reciprocal) if _is_real(x) else shift_right(total * reciprocal, RECIPROCAL_BITS)
+        )
     return (total.astype(x.dtype) if _is_real(x) else _saturated(total, x.dtype),)
 
 
@@ -253,7 +256,7 @@ def lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     centred = inputs[0].astype(np.int64) - ZERO(node)
     product = lrn_tables(node, inputs[1], inputs[2])(square_sums(centred, SIZE(node))) * centred
     offset, scale, shift = converter(node)
-    return (_saturated(half_away((product - offset) * scale, shift), inputs[0].dtype),)
+    return (_saturated(shift_right((product - offset) * scale, shift), inputs[0].dtype),)
 
 
 def lrn_tables(node: Node, le: Array, lo: Array) -> ResponseTables:

@@ -18,7 +18,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.targets.nvdla.formats.precision import half_away
+from npuc.targets.nvdla.model.arithmetic import shift_right
 
 SIZES = (3, 5, 7, 9)
 START = -1
@@ -55,7 +55,7 @@ class ResponseTables:
 def _interpolated(entries: Array, distance: Array, step: int) -> Array:
     index, inside = distance >> step, distance & ((1 << step) - 1)
     below, above = entries[index], entries[index + 1]
-    return below + half_away((above - below) * (inside << FRACTION_BITS >> step), FRACTION_BITS)
+    return below + shift_right((above - below) * (inside << FRACTION_BITS >> step), FRACTION_BITS)
 
 
 def tables_of(function: Callable[[Array], Array], most: int) -> ResponseTables:

@@ -17,8 +17,8 @@ from npuc.ops.attributes import KERNEL_SHAPE, PADDING, STRIDES
 from npuc.ops.windows import window_of
 from npuc.targets.nvdla.arithmetic.attributes import PRA_TRUNCATE
 from npuc.targets.nvdla.formats import winograd
-from npuc.targets.nvdla.formats.precision import half_away
 from npuc.targets.nvdla.formats.winograd import TILE, extended_extent
+from npuc.targets.nvdla.model.arithmetic import shift_right
 
 DATA = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
 """C^T, which transforms the data from both sides."""
@@ -90,7 +90,7 @@ def sums(node: Node, x: Array, u: Array) -> Array:
     t = np.einsum("ip,nctupq,jq->nctuij", DATA, d, DATA, optimize=True)
     if not real:
         limits = np.iinfo(x.dtype)
-        t = np.clip(half_away(t, PRA_TRUNCATE(node)), limits.min, limits.max)
+        t = np.clip(shift_right(t, PRA_TRUNCATE(node)), limits.min, limits.max)
     m = np.einsum("nctuij,kcij->nktuij", t, by_phase(u, stride_y, stride_x).astype(t.dtype), optimize=True)
     results = np.einsum("ai,nktuij,bj->nktaub", RESULT, m, RESULT, optimize=True)
     whole = results.reshape(len(x), len(u), STEP * results.shape[2], -1)

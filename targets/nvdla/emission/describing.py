@@ -15,7 +15,7 @@ from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware.descriptors import DataCube
 from npuc.targets.nvdla.firmware.planar import reciprocal
 from npuc.targets.nvdla.firmware.sdp import ALU, MUL, PER_CHANNEL, PER_ELEMENT, PER_LAYER, PRELU, RELU, TABLE
-from npuc.targets.nvdla.formats.pixels import NAMES
+from npuc.targets.nvdla.formats.pixels import NAMES, Conversion
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model.arithmetic import signed
 from npuc.targets.nvdla.operations.operation import (
@@ -120,17 +120,20 @@ def _window(window: KernelWindow) -> of.WindowFields:
 
 
 def _convolution(operation: Convolution, machine: Machine) -> Described:
-    """CDMA, CSC, CMAC and CACC. Image pixels are signed and pass unchanged, as in NVDLA's own compiler."""
+    """CDMA, CSC, CMAC and CACC."""
     source, kernels, window = operation.source.share(operation.batches), operation.kernels, operation.window
     result, mask = operation.destination.share(operation.batches), kernels.mask
     width, height = operation.data_extents
     winograd = kernels.form.kind == "winograd"
     planes = source.atoms(machine.atom_bytes) if source.pixels else 1
     precision = _precision(source)
+    converted = source.conversion or Conversion((0,))
+    offset, several = converted.offsets[0], len(set(converted.offsets)) > 1
     op = of.Convolution(
         mode=int(winograd), entries_per_slice=operation.banks.entries_per_slice,
         data_format=NAMES.index(source.pixels) if source.pixels else of.FEATURE_FORMAT,
-        pixel_override=int(bool(source.pixels)), batch=operation.batches, weight_format=int(mask is not None),
+        pixel_override=int(bool(source.pixels) and not source.conversion), batch=operation.batches,
+        weight_format=int(mask is not None),
         data_bank=operation.banks.data, weight_bank=operation.banks.weights,
         batch_stride=source.height * source.line_stride if operation.batches > 1 else 0,
         post_extension=kernels.form.lines // 2, release=height, csc_width=width, csc_height=height,
@@ -140,7 +143,11 @@ def _convolution(operation: Convolution, machine: Machine) -> Described:
         window=_window(window), dilation_x=window.dilation_x, dilation_y=window.dilation_y,
         pra_truncate=operation.pra_truncate, in_precision=precision, out_precision=precision,
         pad_value=signed(window.value & 0xFFFF, 16),
-        in_converter=of.Converter(scale=1, enable=int(bool(source.pixels) and source.precision != "fp16")),
+        in_converter=of.Converter(
+            scale=converted.scale, truncate=converted.truncate, offset=0 if several else offset,
+            enable=int(bool(source.pixels) and source.precision != "fp16"),
+        ),
+        means=(*converted.offsets, 0, 0, 0)[:4] if several else (0,) * 4, mean_format=int(several),
         out_converter=of.Converter(scale=1, truncate=operation.truncate, enable=1),
     )  # fmt: skip
     extents = {"width": result.width, "height": result.height, "channels": result.channels}

@@ -112,7 +112,8 @@ def _own(operation: Operation) -> Iterator[tuple[str, int]]:
         yield "CACC.D_SURF_STRIDE", result.surface_stride
         yield "CACC.D_DATAOUT_MAP", 0
         yield "CDMA.D_DAIN_MAP", 0
-        yield "CDMA.D_CVT_SCALE", 1
+        if operation.source.conversion is None:
+            yield "CDMA.D_CVT_SCALE", 1
     if flying:
         for name, value in zip(("WIDTH", "HEIGHT"), flying.reciprocals, strict=True):
             yield f"PDP.D_RECIP_KERNEL_{name}", value

@@ -7,7 +7,6 @@ from npuc.targets.nvdla.firmware.lines import WORD, Firmware, Writes
 
 FP16 = 2
 """The number of the precision fp16 in descriptors."""
-LINEAR = 1
 
 
 def look_up_tables(firmware: Firmware, block: str, lut: Lut, *, floating: bool) -> Writes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 
 
@@ -45,18 +44,6 @@ def alignment(form: str, what: str, atom_bytes: int) -> int:
     """Bytes to which `what` (start, line, surface, plane, size) of a format is aligned; 1 for NA."""
     bytes_ = getattr(TABLE[form], what)
     return max(bytes_ * atom_bytes // ATOM, 1)
-
-
-def expect_aligned(form: str, atom_bytes: int, **found: int) -> None:
-    """Raises DoesNotFit (E302) for the first of start, line, surface, plane, size that is not aligned."""
-    for what, value in found.items():
-        wanted = alignment(form, what, atom_bytes)
-        if value % wanted:
-            raise DoesNotFit(
-                "E302",
-                f"the {what} of {form} data is {value:#x}",
-                limit=f"a multiple of {wanted} bytes (in-memory formats, table 35)",
-            )
 
 
 def aligned(value: int, to: int) -> int:

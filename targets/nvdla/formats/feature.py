@@ -9,13 +9,10 @@ Source: in-memory formats, Feature Data Format, figures 10 and 11.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.targets.nvdla.formats.alignment import expect_aligned
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 
@@ -53,67 +50,6 @@ class Cube:
         """Bytes from the first to the last."""
         last_line = (self.height - 1) * self.line_stride + self.width * self.atom_bytes
         return (self.surfaces - 1) * self.surface_stride + last_line
-
-    @property
-    def line_packed(self) -> bool:
-        """Whether there are no gaps between the lines of a surface."""
-        return self.line_stride == self.width * self.atom_bytes
-
-    @property
-    def surface_packed(self) -> bool:
-        """Whether there are no gaps between surfaces."""
-        return self.surface_stride == self.height * self.line_stride
-
-    def expect_valid(self, address: int) -> None:
-        """Raises DoesNotFit (E302) if address or strides are not aligned to the atom (table 35)."""
-        expect_aligned(
-            "feature", self.atom_bytes, start=address, line=self.line_stride, surface=self.surface_stride
-        )
-
-    def as_line(self) -> Cube:
-        """A surface-packed 1x1xC cube as (C/32)x1x32, which NVDLA may use instead to save bandwidth."""
-        if (self.width, self.height) != (1, 1) or not self.surface_packed:
-            raise ValueError(f"{self} is not a packed 1x1xC cube")
-        line = self.surfaces * self.atom_bytes
-        return Cube(self.surfaces, 1, self.atom_elements, self.precision, self.atom_bytes, line, line)
-
-
-@frozen
-class Batch:
-    """Equal cubes at a constant distance in bytes; they may be interleaved line by line."""
-
-    cube: Cube
-    count: int
-    stride: int
-
-    @classmethod
-    def stacked(cls, cube: Cube, count: int) -> Batch:
-        """Cubes one below another: parts of a cube of all their lines, surface after surface."""
-        whole = replace(cube, surface_stride=count * cube.height * cube.line_stride)
-        return cls(whole, count, cube.height * cube.line_stride)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes from the first to the last."""
-        return (self.count - 1) * self.stride + self.cube.bytes
-
-    def expect_valid(self, address: int) -> None:
-        """Raises DoesNotFit (E302) if address or strides are not aligned to the atom (table 35)."""
-        self.cube.expect_valid(address)
-        expect_aligned("feature", self.cube.atom_bytes, plane=self.stride)
-
-
-def pack_batch(batch: Batch, values: Array) -> Array:
-    """The bytes of a batch: (N, C, H, W) of the cubes' precision to (batch.bytes,) uint8."""
-    memory = np.zeros(batch.bytes, np.uint8)
-    for at, each in enumerate(values):
-        store(batch.cube, each, memory[at * batch.stride :])
-    return memory
-
-
-def unpack_batch(batch: Batch, memory: Array) -> Array:
-    """The feature maps (N, C, H, W) stored in memory (at least batch.bytes,) uint8."""
-    return np.stack([unpack(batch.cube, memory[at * batch.stride :]) for at in range(batch.count)])
 
 
 def pack(cube: Cube, values: Array) -> Array:

@@ -10,8 +10,6 @@ ElementPerAtom * ComponentsPerElement * BytesPerComponent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from npuc.frozen import frozen
@@ -96,11 +94,3 @@ def pack(operand: OperandCube, *components: Array) -> bytes:
         filled[: operand.channels, ..., position] = values.reshape(operand.channels, operand.height, operand.width)
     split = filled.reshape(operand.surfaces, operand.atom_elements, *shape[1:])
     return split.transpose(0, 2, 3, 1, 4).tobytes()
-
-
-def unpack(operand: OperandCube, data: bytes) -> Sequence[Array]:
-    """The components, each (C, H, W)."""
-    shape = (operand.surfaces, operand.height, operand.width, operand.atom_elements, operand.components)
-    atoms = np.frombuffer(data, operand.element, operand.bytes // operand.component_bytes).reshape(shape)
-    whole = atoms.transpose(4, 0, 3, 1, 2).reshape(operand.components, -1, operand.height, operand.width)
-    return tuple(whole[:, : operand.channels])

@@ -91,6 +91,16 @@ class PixelFormat:
         )
 
 
+@frozen
+class Conversion:
+    """CDMA's conversion to int8: (d - offset of the channel) * scale / 2^truncate, halves away from 0."""
+
+    offsets: tuple[int, ...]
+    """One for each channel."""
+    scale: int = 1
+    truncate: int = 0
+
+
 NAMES = (
     "T_R8", "T_R10", "T_R12", "T_R16", "T_R16_I", "T_R16_F", "T_A16B16G16R16", "T_X16B16G16R16",
     "T_A16B16G16R16_F", "T_A16Y16U16V16", "T_V16U16Y16A16", "T_A16Y16U16V16_F", "T_A8B8G8R8", "T_A8R8G8B8",

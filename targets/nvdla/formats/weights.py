@@ -6,8 +6,11 @@ channels that a cell multiplies at once (64; 8 on nv_small). The last group and 
 padded with zeros to a CBUF entry: 128 bytes in the document and on nv_full, 64 on nv_large, 8 on nv_small. Image
 input extends channels first: a line of the kernel becomes one pixel of S * C channels.
 
+Every order can be compressed: nonzero weights, a little-endian bit for each element (WMB), the bytes of each group
+(WGS). Groups follow each other without gaps; each of these surfaces is padded with zeros to 128 bytes.
+
 Source: in-memory formats, Basic Weight for Direct Convolution, Basic Weight for image input, Weight Channel
-Post-extension for image input.
+Post-extension for image input, Sparse Compression option, figure 17.
 """
 
 from __future__ import annotations
@@ -22,16 +25,11 @@ from npuc.ir import Array
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.machine.parameters import Machine
 
-OPTIONS = {
-    "direct": (True, False),
-    "winograd": (True, False),
-    "image": (True, True),
-    "deconvolution": (True, False),
-}
-"""Table 34: whether a weight type supports the sparse compression option, and the post-extension option."""
-
 POST_EXTENSIONS = (1, 2, 4)
 """Numbers of image lines that can be joined."""
+
+SURFACE = 128
+"""Each surface of compressed weights is padded to a multiple of this many bytes."""
 
 WINOGRAD_BLOCK = 4
 """Channels of a small cube of Winograd weights."""
@@ -90,16 +88,6 @@ def winograd(machine: Machine, shape: tuple[int, int, int, int], precision: str 
     return Order(shape, machine.kernel_group(precision), WINOGRAD_BLOCK, tiled=True)
 
 
-def expect_option(kind: str, *, compressed: bool, post_extension: int) -> None:
-    """Raises UnsupportedOperator (E202) for an option that table 34 does not allow for a weight type."""
-    sparse, post = OPTIONS[kind]
-    if (compressed and not sparse) or (post_extension != 1 and not post):
-        option = "post-extension" if post_extension != 1 else "sparse compression"
-        raise UnsupportedOperator(
-            "E202", f"{option} for {kind} weights", limit="table 34, Weight formats and options"
-        )
-
-
 def pre_extended(w: Array, pixel_channels: int) -> Array:
     """Weights (K, C, R, S) as (K, S * pixel_channels, R, 1): channel s * pixel_channels + c, missing ones 0.
 
@@ -109,14 +97,6 @@ def pre_extended(w: Array, pixel_channels: int) -> Array:
     filled = np.zeros((kernels, pixel_channels, height, width), w.dtype)
     filled[:, :channels] = w
     return filled.transpose(0, 3, 1, 2).reshape(kernels, width * pixel_channels, height, 1)
-
-
-def un_pre_extended(w: Array, pixel_channels: int, channels: int) -> Array:
-    """The weights (K, C, R, S) from pre-extended ones (K, S * pixel_channels, R, 1)."""
-    kernels, extended, height, _ = w.shape
-    return w.reshape(kernels, extended // pixel_channels, pixel_channels, height).transpose(0, 2, 3, 1)[
-        :, :channels
-    ]
 
 
 def scanned(order: Order, w: Array) -> list[Array]:
@@ -163,3 +143,27 @@ def unpack(order: Order, data: bytes, dtype: str) -> Array:
     """The weights (K, C, R, S) stored in a weight surface."""
     elements = np.frombuffer(data, dtype, sum(order.group_elements))
     return unscanned(order, np.split(elements, np.cumsum(order.group_elements)[:-1]))
+
+
+@frozen
+class Compressed:
+    """The three surfaces."""
+
+    weights: bytes
+    mask: bytes
+    """WMB."""
+    sizes: bytes
+    """WGS: 32 bits a group."""
+
+
+def compress(order: Order, w: Array) -> Compressed:
+    """The surfaces of weights in an order. The negative zero of fp16 counts as zero."""
+    groups = scanned(order, w)
+    present = [group[group != 0] for group in groups]
+    bits = np.packbits(np.concatenate(groups) != 0, bitorder="little")
+    sizes = np.array([group.nbytes for group in present], "<u4")
+    return Compressed(*(_filled(part.tobytes()) for part in (np.concatenate(present), bits, sizes)))
+
+
+def _filled(data: bytes) -> bytes:
+    return data.ljust(aligned(len(data), SURFACE), b"\0")

@@ -57,12 +57,6 @@ def transformed(w: Array) -> Array:
     return np.einsum("ir,kcrs,js->kcij", G, w.astype(np.float32), G, optimize=True)
 
 
-def transformed_integers(w: Array) -> Array:
-    """(2G) g (2G)^T of integer weights: int64, four times G g G^T; CLIP_TRUNCATE removes the factor 4."""
-    twice = (2 * G).astype(np.int64)
-    return np.einsum("ir,kcrs,js->kcij", twice, w.astype(np.int64), twice, optimize=True)
-
-
 def filled(w: Array, precision: str) -> Array:
     """Weights with channels padded with zeros to 32 bytes."""
     channels = aligned(w.shape[1] * BYTES[precision], CUBE) // BYTES[precision]

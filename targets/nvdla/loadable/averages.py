@@ -18,8 +18,8 @@ from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
 from npuc.targets.nvdla.emission.describing import Described, describe
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.formats import weights as weight_format
-from npuc.targets.nvdla.formats.precision import half_away
 from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.model.arithmetic import shift_right
 from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
 from npuc.targets.nvdla.operations.operation import Banks, Convolution, Kernels, KernelWindow, Sdp, Surface, Unit
 from npuc.targets.nvdla.operations.tiling import (
@@ -122,7 +122,7 @@ def _scaled(average: Described, taps: int) -> Sdp:
     sums = np.arange(-128 * taps, 127 * taps + 1, dtype=np.int64)
     wanted = sums
     for reciprocal in average.reciprocals or ():
-        wanted = half_away(wanted * reciprocal, RECIPROCAL_BITS)
+        wanted = shift_right(wanted * reciprocal, RECIPROCAL_BITS)
     wanted = wanted.clip(-128, 127)
     stages = [_reduced(each) for each in average.reciprocals or ()]
     if all(0 < multiplier <= MOST_MULTIPLIER for multiplier, _ in stages):
@@ -131,7 +131,7 @@ def _scaled(average: Described, taps: int) -> Sdp:
         )
         return Sdp(first, second)  # rounds twice, as PDP does
     for multiplier, shift in _factors(prod(average.reciprocals or ()) / 4.0**RECIPROCAL_BITS):
-        if np.array_equal(half_away(sums * multiplier, shift).clip(-128, 127), wanted):
+        if np.array_equal(shift_right(sums * multiplier, shift).clip(-128, 127), wanted):
             return Sdp(Unit(SdpStage(multiply=1, shift=shift), multiplier=multiplier), Unit(IDLE))
     raise _inexpressible(f"reciprocals {average.reciprocals}")
 

@@ -6,6 +6,7 @@ Source: The loadable (facts), as in three loadables of NVDLA's own compiler.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.places import FIRST_BOUND
@@ -24,7 +25,8 @@ class Memories:
     """Builds a loadable: first data (a dummy, weights, maps, inputs and outputs), then the tasks' lists."""
 
     def __init__(self, weights: bytes, map_bytes: int, ports: Ports, machine: Machine) -> None:
-        self.memories = [schema.Memory(id=0, flags=schema.ALLOCATE, size=PAGE, alignment=PAGE)]
+        self.memories: list[schema.Memory] = []
+        self.allocated(PAGE)
         self.blobs: list[schema.Blob] = []
         self.tasks: list[schema.Task] = []
         self.events: list[schema.Event] = []
@@ -41,34 +43,22 @@ class Memories:
 
     def allocated(self, size: int, role: int = 0, bind: int = 0, tensor: int = 0) -> int:
         """Adds a memory, returns its id; bind: number of the input or output; tensor: tensor list position."""
-        number = len(self.memories)
-        flags = schema.ALLOCATE | role
-        memory = schema.Memory(
-            id=number, flags=flags, size=size, alignment=PAGE, bind_id=bind, tensor_desc_id=tensor
-        )
-        self.memories.append(memory)
-        return number
+        return self._added(size, role, bind_id=bind, tensor_desc_id=tensor)
 
     def filled(self, name: str, data: bytes, interface: int = 0, sub_interface: int = 0) -> int:
         """Adds a memory filled with a blob and returns its id."""
-        number = len(self.memories)
-        self.memories.append(
-            schema.Memory(
-                id=number, flags=schema.ALLOCATE | schema.SET, size=max(len(data), 1), alignment=PAGE,
-                contents=(name,), offsets=(0,),
-            )
-        )  # fmt: skip
         version = VERSIONS.get(interface, (0, 0, 0))
         self.blobs.append(
             schema.Blob(
-                name=name,
-                size=len(data),
-                interface=interface,
-                sub_interface=sub_interface,
-                version=version,
+                name=name, size=len(data), interface=interface, sub_interface=sub_interface, version=version,
                 data=data,
             )
-        )
+        )  # fmt: skip
+        return self._added(max(len(data), 1), schema.SET, contents=(name,), offsets=(0,))
+
+    def _added(self, size: int, flags: int, **more: Any) -> int:
+        number, flags = len(self.memories), schema.ALLOCATE | flags
+        self.memories.append(schema.Memory(id=number, flags=flags, size=size, alignment=PAGE, **more))
         return number
 
     def task(self, interface: int, lists: Sequence[tuple[str, int, bytes]]) -> None:

@@ -22,7 +22,7 @@ from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove
 
 FEATURE_NCXHWX, FEATURE_CATEGORY = 3, 2
 IMAGE_NHWC, IMAGE_CATEGORY = 2, 0
-DATA_TYPES = {"int8": 4, "int16": 3, "fp16": 2}
+DATA_TYPES = {"uint8": 5, "int8": 4, "int16": 3, "fp16": 2}
 PIXEL_FORMATS = {8: 37, 32: 36}
 """Pixel format of feature data, by the bytes of an atom."""
 

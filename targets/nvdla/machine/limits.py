@@ -3,7 +3,8 @@
 Beyond a limit the hardware hangs or computes garbage, often silently. A check reads the registers of one block. It
 runs before a program is written, and again in the functional model. docs/nvdla.md lists what needs other blocks.
 
-Source: the assertions of NVDLA's own hardware description; PDP's lines and the pads of averages also as its RTL
+Source: the assertions of NVDLA's own hardware description; tables 29 to 32 of the in-memory formats, of which
+the registers of other blocks can only express what is valid; PDP's lines and the pads of averages also as its RTL
 computes them.
 """
 
@@ -100,6 +101,22 @@ def _operands(group: Registers) -> Iterable[tuple[str, str]]:
     """The units of SDP whose operands SDP_RDMA fetches, and the letters of their DMAs."""
     units = (("BS", "B"), ("BN", "N"), ("EW", "E"))
     return (each for each in units if not group[f"{each[1]}RDMA_DISABLE"])
+
+
+def converted_maps(group: Registers, _machine: Machine) -> str | None:
+    """SDP converts a map in memory between int8 and int16, processing int8, or between int16 and fp16, processing
+    the map's precision.
+    """
+    source, result, inside = (group.named(f"{each}_PRECISION") for each in ("IN", "OUT", "PROC"))
+    allowed = {source, result} != {"INT8", "FP16"} and inside == ("INT8" if result == "INT8" else source)
+    return None if group["FLYING_MODE"] or allowed else f"{source} to {result}, processed as {inside}"
+
+
+def kept_bits(group: Registers, _machine: Machine) -> str | None:
+    """Behind a convolution SDP keeps the number of bits of an element."""
+    inside, result = group.named("PROC_PRECISION"), group.named("OUT_PRECISION")
+    changed = group["FLYING_MODE"] and (inside == "INT8") != (result == "INT8")
+    return f"{inside} to {result}" if changed else None
 
 
 def sizes_of_operands(group: Registers, _machine: Machine) -> str | None:
@@ -303,7 +320,8 @@ def copied_lines(group: Registers, _machine: Machine) -> str | None:
 
 LIMITS: Mapping[str, tuple[Limit, ...]] = {
     "PDP": (buffered_lines, narrow_maps, pads_of_averages, pads_of_half_averages),
-    "SDP_RDMA": (sizes_of_operands, pairs_of_operands, operands_of_tiles),
+    "SDP": (kept_bits,),
+    "SDP_RDMA": (converted_maps, sizes_of_operands, pairs_of_operands, operands_of_tiles),
     "CDMA": (
         batches,
         first_line,

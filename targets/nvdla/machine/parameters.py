@@ -27,7 +27,7 @@ OF_SRAM = ("sram_bytes", "sram_bytes_per_clock", "sram_latency")
 """Parameters that a machine without a second memory omits."""
 PAGE = "nvdla.md"
 """The page of docs/ that describes the parameters."""
-BYTES = {"int8": 1, "int16": 2, "fp16": 2}
+BYTES = {"int8": 1, "uint8": 1, "int16": 2, "fp16": 2}
 """Bytes of an element by precision."""
 MOST_BATCHES = 32
 """The most images of a batch that the registers of every configuration allow."""

@@ -58,6 +58,12 @@ def stored(values: Array) -> Array:
     return np.where(absent, nan, narrow)
 
 
+def whole(values: Array) -> Array:
+    """fp16 as int16: halves away from zero, saturated; a NaN is the lowest number."""
+    away = np.trunc(values.astype(np.float64) + np.copysign(0.5, values))
+    return np.where(np.isnan(values), -32768, np.clip(away, -32768, 32767)).astype(np.int16)
+
+
 def nans(values: Array) -> int:
     """The number of NaN, for the counting registers."""
     return int(np.isnan(values).sum())

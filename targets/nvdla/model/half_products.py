@@ -9,6 +9,7 @@ Source: Arithmetic, Direct convolution in fp16 (CMAC, CACC); seen on the RTL.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,19 @@ STEP = 4
 """Bits of an alignment step: exponents are powers of 16."""
 POINT = 25
 """A number is magnitude * 2^(4 * block - 25)."""
+UNITS = np.exp2(POINT - STEP * np.arange(8, dtype=np.float32))
+"""The factor from a number to its magnitude, by its block."""
 ABSENT = -32
 """The block of a zero, below that of any product."""
 OUT_OF_REACH = 8
 """Alignment steps that shift a product out completely."""
+FARTHEST = 14
+"""The most steps between two products, unless one is zero."""
 PAIR_BIAS = 0x55550000
 """The excess of a product's two halves: 2^16 for each of the eight rows of the multiplier."""
 BOOTH_DIGITS = 8
+LARGEST = 2047 << 3
+"""The largest magnitude of a number."""
 SUM_DROPPED, OUT_DROPPED = 14, 29
 """Mantissa bits of a double beyond a partial sum (39 bits) and a result (24 bits)."""
 CHUNK = 1 << 17
@@ -41,19 +48,30 @@ class HalfOperands:
     """int32, up to 2^14 * 2."""
     block: Array
     """int8; ABSENT for zeros."""
+    low: Array
+    """intp: the last byte of `signed`, and 256 if it is negative."""
 
     def __getitem__(self, part: Any) -> HalfOperands:
         """A part of the numbers, or all of them with further axes."""
-        return HalfOperands(self.signed[part], self.block[part])
+        return HalfOperands(self.signed[part], self.block[part], self.low[part])
+
+    def swapped(self) -> HalfOperands:
+        """The same with the last two axes exchanged, also in memory."""
+        turned = (each.swapaxes(-1, -2) for each in (self.signed, self.block, self.low))
+        return HalfOperands(*map(np.ascontiguousarray, turned))
 
 
 def operands(values: Array) -> HalfOperands:
     """float32 values of fp16 (an infinity is 65536); NaN as zero."""
     finite = np.where(np.isnan(values), np.float32(0), values)
-    exponent = np.frexp(finite)[1] + 14
+    exponent = (finite.view(np.int32) >> 23 & 0xFF) - 112  # 2^-25 and less for 0
     block = np.clip(exponent >> 2, 0, 7)
-    signed = np.ldexp(finite.astype(np.float64), POINT - STEP * block).astype(np.int32)
-    return HalfOperands(signed, np.where(signed == 0, ABSENT, block).astype(np.int8))
+    signed = (finite * UNITS[block]).astype(np.int32)
+    return HalfOperands(signed, np.where(signed == 0, ABSENT, block).astype(np.int8), _low(signed))
+
+
+def _low(signed: Array) -> Array:
+    return (signed & 0xFF | (signed < 0).astype(np.int32) << 8).astype(np.intp)
 
 
 @frozen
@@ -76,7 +94,7 @@ def multiply(data: HalfOperands, weights: HalfOperands, positions: int = 1) -> G
     Returns a total (places, kernels), or (positions, places, kernels) for several positions.
     """
     places, kernels = data.signed.shape[0], weights.signed.shape[1]
-    turned = HalfOperands(data.signed.T, data.block.T)
+    turned = data.swapped()
     used = weights.signed != 0
     most = max(int(used.sum(axis=0).max(initial=0)), 1)
     if positions == 1 and 2 * most <= len(used):  # as in depthwise layers: zeros change neither sums nor tops
@@ -86,7 +104,7 @@ def multiply(data: HalfOperands, weights: HalfOperands, positions: int = 1) -> G
         one, other = weights[:, :, None], turned[:, None, :]
     wide = places >= kernels  # the longer axis comes last
     if not wide:
-        one, other = (HalfOperands(each.signed.swapaxes(1, 2), each.block.swapaxes(1, 2)) for each in (one, other))
+        one, other = one.swapped(), other.swapped()
     first, second = max(len(one.signed), 1) * min(places, kernels), max(places, kernels)
     size = max(CHUNK // max(first, 1), 1)
     found = [_chunk(_piece(one, at, size), _piece(other, at, size), positions) for at in range(0, second, size)]
@@ -114,51 +132,53 @@ def _chunk(weights: HalfOperands, data: HalfOperands, positions: int) -> tuple[A
 def _shifted(weights: HalfOperands, data: HalfOperands, steps: Array) -> Array:
     """The products, each shifted right by its steps, with the halves truncated separately."""
     products = weights.signed * data.signed
-    reached = steps < OUT_OF_REACH
-    cut = np.where(reached, steps, 0)
-    if not cut.any():
-        return np.where(reached, products, 0)
-    found = products >> (STEP * cut.astype(np.int32))
-    found -= _lost(weights, data, products, cut)
-    far = np.nonzero(cut > 2)
-    if len(far[0]):
-        found[far] = _far(weights, data, products.shape, far, cut[far])
-    found[~reached] = 0
+    if not steps.any():
+        return products
+    cut = np.minimum(steps, np.int8(OUT_OF_REACH - 1))  # those of zeros are far larger, and shift nothing
+    found = products >> (cut * np.int8(STEP)).astype(np.int32)
+    lost = _lost().take((weights.low << 9) | data.low)
+    found -= (lost >> cut.view(np.uint8)) & np.uint8(1)
+    far = np.flatnonzero((steps > 2) & (steps <= FARTHEST))
+    if len(far):
+        np.put(found, far, _far(weights, data, products.shape, far, steps.ravel()[far]))
     return found
 
 
-def _lost(weights: HalfOperands, data: HalfOperands, products: Array, cut: Array) -> Array:
-    """1 where the halves of products shifted by 4 or 8 bits lose a carry; this depends on low bytes only."""
-    total, carries = _low_half(_rows(weights.signed, data.signed, 4, np.uint8))
-    half = total ^ carries ^ (total & carries) << np.uint8(1)  # the upper rows add nothing here
-    mask = np.array([0, 0x0F, 0xFF, 0, 0, 0, 0, 0], np.uint8)[cut]
-    return (products.astype(np.uint8) & mask) < (half & mask)
+@cache
+def _lost() -> Array:
+    """Whether the halves of a product lose a carry when they are shifted by 4 (bit 1) or 8 bits (bit 2).
+
+    This depends on low bytes and signs only: (2^18,) by the operands' `low`, the weight's first.
+    """
+    signed = np.arange(512) & 0xFF | np.where(np.arange(512) < 256, 1 << 8, -1 << 8)  # numbers with these `low`
+    products = np.multiply.outer(signed, signed).ravel()
+    total, carries = _low_half(_rows(signed[:, None], signed, 4, np.uint8))
+    half = (total ^ carries ^ (total & carries) << np.uint8(1)).ravel()  # the upper rows add nothing here
+    found = [((products & mask) < (half & mask)).astype(np.uint8) for mask in (0x0F, 0xFF)]
+    return found[0] << np.uint8(1) | found[1] << np.uint8(2)
 
 
-def _far(
-    weights: HalfOperands, data: HalfOperands, shape: tuple[int, ...], where: tuple[Array, ...], cut: Array
-) -> Array:
-    """Products at some places, shifted by 12 bits or more."""
-    w, d = (np.broadcast_to(each.signed, shape)[where] for each in (weights, data))
+def _far(weights: HalfOperands, data: HalfOperands, shape: tuple[int, ...], where: Array, steps: Array) -> Array:
+    """Products at some places (flat), shifted by 12 bits or more."""
+    places = np.unravel_index(where, shape)
+    w, d = (np.broadcast_to(each.signed, shape)[places] for each in (weights, data))
     rows = _rows(w, d, BOOTH_DIGITS, np.uint32)
     low, high = _low_half(rows[:5]), _low_half(rows[5:])
     shifted = [each << np.uint32(8) for each in high]
     pair = _compressed(*_compressed(*low, shifted[0]), shifted[1])
-    bits = STEP * cut.astype(np.uint32)
-    return sum((each >> bits).astype(np.int64) for each in pair) - (PAIR_BIAS >> bits.astype(np.int64))
+    bits = STEP * np.minimum(steps, OUT_OF_REACH - 1).astype(np.uint32)
+    found = sum((each >> bits).astype(np.int64) for each in pair) - (PAIR_BIAS >> bits.astype(np.int64))
+    return np.where(steps < OUT_OF_REACH, found, 0)
 
 
 def _rows(weights: Array, data: Array, digits: int, dtype: type[np.unsignedinteger]) -> list[Array]:
     """The multiplier's rows (radix-4 Booth): four rows and their carries as five numbers for each half."""
-    magnitude, negative = np.abs(weights), weights < 0
     found: list[Array] = []
     carries = dtype(0)
     multiplicand, minus = data.astype(dtype), data < 0  # the rows of zeros are never used
     any_minus, bias = minus.any(), dtype(1 << 16 & np.iinfo(dtype).max)
-    for digit in range(digits):
-        low = (magnitude >> (2 * digit - 1)) & 1 if digit else 0
-        recoded = low + (magnitude >> 2 * digit & 1) - 2 * (magnitude >> 2 * digit + 1 & 1)
-        recoded = np.where(negative, -recoded, recoded)
+    for digit, recoding in enumerate(_recodings()[:digits]):
+        recoded = recoding.take(weights + LARGEST)
         below = ((recoded < 0) ^ minus) & (recoded != 0) if any_minus else recoded < 0
         row = recoded.astype(dtype) * multiplicand + (bias - below.astype(dtype))
         place = digit % 4
@@ -170,6 +190,15 @@ def _rows(weights: Array, data: Array, digits: int, dtype: type[np.unsignedinteg
         if place == 3:
             found.append(carries)
     return found
+
+
+@cache
+def _recodings() -> Array:
+    """The Booth digits, -2 to 2 and lowest first, of -LARGEST to LARGEST: (BOOTH_DIGITS, numbers)."""
+    weights = np.arange(-LARGEST, LARGEST + 1)
+    magnitude = np.abs(weights) << 1
+    bits = np.stack([magnitude >> 2 * digit & 7 for digit in range(BOOTH_DIGITS)])
+    return (np.array([0, 1, 1, 2, -2, -1, -1, 0])[bits] * np.sign(weights)).astype(np.int8)
 
 
 def _low_half(rows: list[Array]) -> tuple[Array, Array]:

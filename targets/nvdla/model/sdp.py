@@ -137,9 +137,6 @@ def _from_cacc(task: SdpRun, flying: Array) -> Array:
 def _source(task: SdpRun) -> Array:
     """The cube from memory, as int64 or float32."""
     assert task.rdma is not None
-    kind = task.rdma.named("IN_PRECISION").lower()
-    if (kind == "fp16") != task.floating:
-        raise trap(BLOCK, f"{kind} input processed as {task.precision}", limit="table 30")
     raw = sdp_rdma.source(task.rdma, task.machine, task.port)
     if task.floating:
         task.reports["D_STATUS_NAN_INPUT_NUM"] = fp16.nans(raw)
@@ -244,10 +241,7 @@ def _converted(task: SdpRun, values: Array) -> Array:
     if task.floating:
         result = fp16.stored(values)
         task.count("D_STATUS_NAN_OUTPUT_NUM", fp16.nans(result))
-        if kind == "fp16":
-            return _out_lanes(task, result, kind)
-        whole = np.rint(np.nan_to_num(result.astype(np.float64)))
-        return _out_lanes(task, saturate(whole, 8 * BYTES[kind]).astype(DTYPES[kind]), kind)
+        return _out_lanes(task, result if kind == "fp16" else fp16.whole(result), kind)
     offset, scale = group.signed("CVT_OFFSET"), group.signed("CVT_SCALE")
     scaled = _scaled(values - offset if offset else values, scale, group["CVT_SHIFT"])
     narrow = saturate(scaled, 17)
@@ -271,7 +265,7 @@ def _out_lanes(task: SdpRun, values: Array, kind: str) -> Array:
 def surfaces_of(channels: int, kind: str, processed: str, machine: Machine) -> int:
     """The surfaces that SDP reads or writes: from int8 to 16 bits and back in pairs, even if the last is empty.
 
-    Source: Arithmetic, SDP: cubes of 1 x 1 (read only); taken for cubes of every size.
+    Source: Arithmetic, SDP: cubes of 1 x 1; nv_full's SDP, simulated alone, accesses pairs for every size.
     """
     pairs = 2 if processed == "int8" and kind != "int8" else 1
     return pairs * -(-channels // (pairs * machine.atom_elements(kind)))

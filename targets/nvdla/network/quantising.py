@@ -33,7 +33,9 @@ from npuc.targets.nvdla.formats.winograd import KERNEL
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.program import lowering
+from npuc.targets.nvdla.program.frames import is_centre
 from npuc.targets.nvdla.quantisation import in_fp16, quantise, wide_tensors, widened
+from npuc.targets.nvdla.quantisation.centring import centred, known_steps
 from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.moments import Moments, moments
 
@@ -106,7 +108,7 @@ def on_device(
     def accepted(node: Node) -> bool:
         own = "int16" if node.name in wide else precision
         known = support.row_of(node.op, machine, own) is not None
-        return known and support.refusal(graph, node, machine, own) is None
+        return known and not is_centre(node) and support.refusal(graph, node, machine, own) is None
 
     return tuple(node for node in integer_nodes(graph, accepted) if node.op != "Interleave" or accepted(node))
 
@@ -134,7 +136,19 @@ ZERO_POINTS = ZeroPoints(_reads, ("Conv", "Add"))
 def network(
     graph: Graph, samples: Samples, machine: Machine, options: Options
 ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
-    """The integer network, and the trials that improved it.
+    """The integer network, and the trials that improved it; CDMA takes the means from frames if it can."""
+    frames = centred(graph) if options.precision == "int8" and machine.scales != POWER_OF_TWO else graph
+    if frames is not graph:
+        found = _network(frames, samples, machine, options)
+        if lowering.reads_raw(found[0].quantised, machine, options.flag(WEIGHTS)):
+            return found
+    return _network(graph, samples, machine, options)
+
+
+def _network(
+    graph: Graph, samples: Samples, machine: Machine, options: Options
+) -> tuple[TrialNetwork, tuple[Trial, ...]]:
+    """The integer network of a graph, and the trials.
 
     A model with scales of its own, beyond those of integer inputs, keeps them, and its weights. Accuracy levels
     apply to int8 only.
@@ -144,6 +158,7 @@ def network(
     nodes = on_device(graph, machine, precision)
     tensors = tensors_of(nodes)
     given = given_steps(graph, tensors, equal_scales(graph, nodes), _table(options, machine, precision))
+    given |= known_steps(graph)
     free = [name for name in tensors if name not in given]
     if precision == "int8":  # limited to the inputs that 8 bits can tell apart
         found = node_histograms(find, graph, samples, free, nodes, given)
@@ -255,7 +270,7 @@ class _Improvement:
             equal = [pair for pair in equal_scales(graph, nodes) if inside.issuperset(pair)]
             if table or precision == "int8":
                 found |= given_steps(graph, sorted(inside), equal, table)
-        return found
+        return found | known_steps(graph)
 
     def mixture(self, moved: Host) -> _Mixture:
         """These nodes in int16, or on the host if they have no such form, beside those that the user wants."""

@@ -13,7 +13,7 @@ from npuc.frozen import frozen
 from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
 from npuc.targets.nvdla.arithmetic.integer import SdpStage
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.formats.pixels import FORMATS
+from npuc.targets.nvdla.formats.pixels import FORMATS, Conversion
 from npuc.targets.nvdla.formats.winograd import extended_extent
 from npuc.targets.nvdla.machine.parameters import BYTES
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
@@ -33,6 +33,8 @@ class Surface:
     precision: str = "int8"
     pixels: str = ""
     """The format of an image's pixels (table 33); empty for a feature cube."""
+    conversion: Conversion | None = None
+    """Of a frame's pixels; others are signed and pass unchanged."""
 
     def share(self, batches: int) -> Surface:
         """One of `batches` cubes of equal height that are stored one below another."""

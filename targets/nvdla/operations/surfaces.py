@@ -21,7 +21,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import AXES, AXIS, STARTS, STEPS
 from npuc.targets.nvdla.arithmetic.attributes import RESULT
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
-from npuc.targets.nvdla.formats.pixels import FORMATS
+from npuc.targets.nvdla.formats.pixels import FORMATS, Conversion
 from npuc.targets.nvdla.formats.precision import precision_of
 from npuc.targets.nvdla.formats.winograd import TILE
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
@@ -58,6 +58,8 @@ class SurfaceBuffer:
     precision: str = "int8"
     pixels: str = ""
     """The pixel format of an image (table 33); empty for a feature cube."""
+    conversion: Conversion | None = None
+    """Of a frame's pixels."""
 
     @property
     def atom_elements(self) -> int:
@@ -114,10 +116,10 @@ class BufferView:
         """The channels whose lanes are in this range."""
         return np.flatnonzero((self.lane_numbers >= first) & (self.lane_numbers < first + count))
 
-    def as_image(self, pixels: str) -> BufferView:
+    def as_image(self, pixels: str, conversion: Conversion | None = None) -> BufferView:
         """The tensor, alone in its buffer, as an image in a format of table 33."""
         planes = len(FORMATS[pixels].planes)
-        return replace(self, buffer=replace(self.buffer, surfaces=planes, pixels=pixels))
+        return replace(self, buffer=replace(self.buffer, surfaces=planes, pixels=pixels, conversion=conversion))
 
     def window(self, surface: int = 0, row: int = 0, column: int = 0) -> int:
         """The byte offset in the buffer of an atom of the window."""
@@ -211,9 +213,10 @@ class Surfaces:
         """Every buffer once, in order of appearance."""
         return list(dict.fromkeys(view.buffer for view in self.views.values()))
 
-    def with_images(self, images: Mapping[str, str]) -> Surfaces:
-        """A copy with some tensors as images, in formats of table 33."""
-        return Surfaces({**self.views, **{name: self.views[name].as_image(each) for name, each in images.items()}})
+    def with_images(self, images: Mapping[str, str], converted: Mapping[str, Conversion]) -> Surfaces:
+        """A copy with some tensors as images, in formats of table 33, some of them converted."""
+        made = {name: self.views[name].as_image(each, converted.get(name)) for name, each in images.items()}
+        return Surfaces({**self.views, **made})
 
 
 ComputedLanes = Callable[[Node, Mapping[str, Lanes]], Lanes]

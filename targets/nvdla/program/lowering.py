@@ -26,6 +26,7 @@ from npuc.targets.nvdla.operations.surfaces import (
 )
 from npuc.targets.nvdla.operations.weight_form import DIRECT
 from npuc.targets.nvdla.program.artefact import CubePlace, Dram, Image, Produced, Segment, Step, TensorMove, encode
+from npuc.targets.nvdla.program.frames import RawFrame, is_centre, raw_frames
 from npuc.targets.nvdla.selection import (
     Choices,
     Constants,
@@ -50,8 +51,7 @@ from npuc.targets.nvdla.selection.phases import (
     stores_of,
 )
 from npuc.targets.nvdla.selection.planning import TilePlan, plan
-from npuc.targets.nvdla.selection.prefetch import Prefetch, prefetch
-from npuc.targets.nvdla.selection.residence import residents
+from npuc.targets.nvdla.selection.second_memory import Prefetch, prefetch, residents
 
 BASE = 0x8000_0000
 """Start of the program's memory, as in NVDLA's own test programs."""
@@ -99,7 +99,10 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     phases = list(phases_of(graph))
     choices = _choices(graph, machine, weights)
     tiled = [name for name, choice in choices.convolutions.items() if choice.form.kind == "winograd"]
-    surfaces = _surfaces(graph, machine, tiled).with_images(choices.images)
+    frames = raw_frames(graph, choices.images)
+    surfaces = _surfaces(graph, machine, tiled).with_images(
+        choices.images, {name: each.conversion for name, each in frames.items()}
+    )
     trial = _trial(graph, machine, _nowhere(surfaces))
     turns = [layers(trial, part, choices.convolutions) if on_device else [] for on_device, part in phases]
     flying = {each.node.output for turn in turns for each in turn if each.pool}
@@ -110,7 +113,7 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     )
     constants = Constants(machine, BASE + aligned(maps.dram[0], 4096))
     context = replace(_trial(graph, machine, maps), constants=constants, data_banks=planned.data_banks)
-    program = _Program(context, choices.convolutions, planned, reasons)
+    program = _Program(context, choices.convolutions, planned, reasons, frames)
     for (on_device, part), turn in zip(phases, turns, strict=True):
         program.device(part, turn) if on_device else program.host(part)
     end = constants.base + aligned(len(constants.image), 4096)
@@ -206,6 +209,13 @@ def transformable(quantised: Quantised, machine: Machine, weights: str) -> froze
     return frozenset(quantised.sources[name] for name in weighted)
 
 
+def reads_raw(quantised: Quantised, machine: Machine, weights: str) -> bool:
+    """Whether CDMA takes the means from all centred frames."""
+    graph = _with_copies(quantised, machine).graph
+    replaced = [each.replaced for each in raw_frames(graph, _choices(graph, machine, weights).images).values()]
+    return {node for node in graph.nodes if is_centre(node)} <= {node for nodes in replaced for node in nodes}
+
+
 def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = False) -> Choices:
     """The cheapest weight forms; addresses do not matter."""
     nodes = computed_nodes(graph)
@@ -272,12 +282,19 @@ class _Program:
     """Collects steps and commands, phase by phase."""
 
     def __init__(
-        self, context: Context, choices: Mapping[str, FormChoice], planned: TilePlan, reasons: Mapping[str, str]
+        self,
+        context: Context,
+        choices: Mapping[str, FormChoice],
+        planned: TilePlan,
+        reasons: Mapping[str, str],
+        frames: Mapping[str, RawFrame],
     ) -> None:
         self.context = context
         self.choices = choices
         self.planned = planned
         self.reasons = reasons
+        self.frames = frames
+        self.replaced = {node.output for each in frames.values() for node in each.replaced}
         self.graph = context.graph
         self.placed = context.placed
         self.emitter = Emitter(context.machine)
@@ -290,7 +307,8 @@ class _Program:
         self.started = False
 
     def host(self, nodes: Sequence[Node]) -> None:
-        """Appends steps of the host."""
+        """Appends steps of the host, without those that CDMA replaces."""
+        nodes = [node for node in nodes if node.output not in self.replaced]
         self.steps += constant_steps(self.graph, nodes, self.read)
         for node in nodes:
             at_border = not self.started or not self._feeds_device(node)
@@ -317,7 +335,7 @@ class _Program:
         self.emitter.drain()
         self.steps.append(
             Segment(
-                tuple(self._move(name) for name in loads),
+                tuple(self._load(name) for name in loads),
                 begin,
                 len(self.emitter.writer.commands) - begin,
                 tuple(self._move(name) for name in stores_of(self.graph, nodes)),
@@ -340,6 +358,13 @@ class _Program:
         count = len(self.emitter.writer.commands) - begin
         choice = self.choices.get(layer.node.output)
         self.emitted.append(Emitted(layer, tuple(operations), tuple(admissions), begin, count, choice))
+
+    def _load(self, name: str) -> TensorMove:
+        """A tensor that the host brings; of a frame its bytes."""
+        move, frame = self._move(name), self.frames.get(name)
+        if frame is None:
+            return move
+        return replace(move, tensor=frame.tensor, place=replace(move.place, precision="uint8"))
 
     def _move(self, name: str) -> TensorMove:
         placed = self.placed[name]

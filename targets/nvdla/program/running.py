@@ -18,7 +18,7 @@ from npuc.program import Program
 from npuc.storage.records import damaged, read
 from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels
-from npuc.targets.nvdla.formats.precision import HOST_DTYPES, received
+from npuc.targets.nvdla.formats.precision import HOST_DTYPES, LOADED, received
 from npuc.targets.nvdla.machine.parameters import SECOND, SRAM_BASE
 from npuc.targets.nvdla.model import ChipModel, DeviceMemory
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove
@@ -104,7 +104,7 @@ class Runner:
         """Copies a host tensor (1, 1, C, H, W) into memory; lanes without a channel become 0."""
         found = tensors.get(move.tensor)
         size, precision = move.bytes(self.contents.machine), move.place.precision
-        if found is None or found.dtype != HOST_DTYPES[precision] or found[0].shape != move.shape:
+        if found is None or found.dtype != LOADED[precision] or found[0].shape != move.shape:
             raise damaged("no such tensor to load", tensor=move.tensor)
         if found.size != prod(move.map_shape):
             reason = f"the program loads {prod(move.map_shape)} elements of {found.size}"

@@ -16,11 +16,10 @@ from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic import transformed
-from npuc.targets.nvdla.arithmetic.averages import reciprocals
 from npuc.targets.nvdla.arithmetic.fixed_point import FixedWeights, addends, factor, quantise_weights, share
 from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
 from npuc.targets.nvdla.arithmetic.transformed import strides
-from npuc.targets.nvdla.model.averages import WIDTHS
+from npuc.targets.nvdla.model.averages import ONE, WIDTHS, Widths
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.constraints import upper_limit
 from npuc.targets.nvdla.quantisation.elementwise import OPERAND_BITS, ElementwiseBuilder
@@ -36,6 +35,10 @@ MOST_WEIGHT = 127
 NOT_KNOWN: Mapping[str, float] = {}
 SLACK = 1e-6
 """Tolerance of a binary logarithm, for rounded scales."""
+LEAST = 64
+"""The smallest second reciprocal whose own rounding costs no accuracy."""
+GRAIN = 4
+"""First reciprocals are multiples of this, so that SDP's 16-bit multipliers can represent them too."""
 
 
 class Integers(ElementwiseBuilder):
@@ -206,3 +209,21 @@ class Integers(ElementwiseBuilder):
         taps = self.constant(self.part(self.int8(node.output), "w"), np.ones((channels, 1, *kernel), self.element))
         attrs = {**window, "group": channels, "average": 1}
         self.finish("NvConv", (self.as_int8(x), taps), node, form, attrs, node.sources)
+
+
+def reciprocals(ratio: float, taps: int, widths: Widths) -> tuple[int, int] | None:
+    """The reciprocals of width and height that multiply sums of `taps` elements by ratio / taps; None if sums can
+    wrap.
+
+    The first one keeps as many bits as the unit has, the second one is the rest of the ratio.
+    """
+    first = ONE if taps <= widths.room else ONE * widths.room // taps // GRAIN * GRAIN
+    wanted = ratio * ONE / (taps * first / ONE)
+    most = 1 << (widths.element - 1)
+    for second in (round(wanted), round(wanted) - 1):
+        second -= second % GRAIN if second >= ONE // 2 else 0
+        ends = np.array([-most * taps, (most - 1) * taps])
+        inside = np.abs((ends * first / ONE) * (second / ONE)) < (most + 0.5, most - 0.5)
+        if LEAST <= second <= ONE and inside.all():
+            return first, second
+    return None

@@ -25,11 +25,10 @@ from npuc.targets.nvdla.selection.convolution import (
     transfers,
 )
 from npuc.targets.nvdla.selection.interleaving import select_interleaving
-from npuc.targets.nvdla.selection.normalisation import select_normalisation
 from npuc.targets.nvdla.selection.parts import ConvolutionPart, computed_lanes
 from npuc.targets.nvdla.selection.pixels import as_column, misplaced
 from npuc.targets.nvdla.selection.pooling import flies, pooled_rows, pooling_behind, select_pooling
-from npuc.targets.nvdla.selection.sdp import select_sdp
+from npuc.targets.nvdla.selection.sdp import select_normalisation, select_sdp
 
 COMPUTED = ("NvConv", "NvElementwise", "NvAveragePool", "MaxPool", "NvLrn", "Interleave")
 """Operators of the integer graph that NVDLA computes, or that need no operation because strides do the work."""

@@ -75,6 +75,7 @@ class Placed:
             0 if held.pixels and held.surfaces == 1 else held.surface_stride,
             held.precision,
             held.pixels,
+            held.conversion,
         )
 
 

@@ -19,7 +19,6 @@ from npuc.targets.nvdla.arithmetic.attributes import PRA_TRUNCATE, TRUNCATE
 from npuc.targets.nvdla.formats import weights as formats
 from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.formats.compression import compress
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.formats.winograd import TILE
@@ -99,7 +98,7 @@ def _in_form(shape: Geometry, dense: Array) -> Array:
 
 def _store_compressed(context: Context, order: formats.Order, weights: Array) -> tuple[int, int, Mask]:
     """Address and size of the nonzero weights, and the surfaces that give their positions."""
-    found = compress(order, weights)
+    found = formats.compress(order, weights)
     address, mask, sizes = (
         context.constants.add(form, each)
         for form, each in (("weight", found.weights), ("WMB", found.mask), ("WGS", found.sizes))

@@ -1,4 +1,4 @@
-"""SDP behind a convolution or on a map: its stages, with operands in registers, constant or a map in memory."""
+"""SDP behind a convolution or on a map, with operands in registers, constants or maps; CDP, with such tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Node
+from npuc.ops.attributes import SIZE
+from npuc.targets.nvdla.arithmetic.attributes import ZERO
 from npuc.targets.nvdla.arithmetic.integer import (
     LE_ENTRIES,
     LO_ENTRIES,
@@ -19,7 +21,7 @@ from npuc.targets.nvdla.arithmetic.integer import (
 from npuc.targets.nvdla.formats import operands as operand_format
 from npuc.targets.nvdla.formats.operands import OperandCube
 from npuc.targets.nvdla.machine.parameters import BYTES
-from npuc.targets.nvdla.operations.operation import Fetch, OperationTables, Ramp, Sdp, Unit
+from npuc.targets.nvdla.operations.operation import Fetch, Normalisation, OperationTables, Ramp, Sdp, Unit
 from npuc.targets.nvdla.operations.surfaces import BufferView
 from npuc.targets.nvdla.operations.tiling import RowTile
 from npuc.targets.nvdla.selection.context import Context, Placed
@@ -150,3 +152,15 @@ def _map_fetch(
     surface = other.surface(first_surface=part[0] // held.atom_elements, row=row)
     strides = (surface.line_stride, surface.surface_stride) if per_element else (0, 0)
     return Fetch(use, BYTES[held.precision], surface.address, per_element, *strides, computed=True)
+
+
+def select_normalisation(context: Context, node: Node) -> Normalisation:
+    """CDP on a map in memory whose channels are contiguous."""
+    x, y = context.placed[node.inputs[0]], context.placed[node.output]
+    placed = tables(node)
+    assert placed is not None
+    le, lo = (
+        ramp(table, context.graph.constants[name]) for table, name in zip(placed, node.inputs[1:3], strict=True)
+    )
+    size, zero = SIZE(node), ZERO(node)
+    return Normalisation(x.surface(), size, zero, OperationTables(lo, le), converter(node), y.surface())

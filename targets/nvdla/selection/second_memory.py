@@ -1,6 +1,9 @@
-"""Weight prefetch: BDMA copies weights to the second memory while earlier layers compute and DRAM is idle.
+"""The second memory: maps that are kept there, and weights that BDMA copies there while DRAM is idle.
 
-A layer waits for its weights if DRAM takes longer to deliver them than the array takes to compute. Where DRAM is
+Maps: those that save their layers the most clocks per byte, as many as fit. What the host loads or stores stays in
+DRAM, which it can reach on every system. As in DRAM, two maps share memory if they are never needed together.
+
+Weights: a layer waits for them if DRAM takes longer to deliver them than the array takes to compute. Where DRAM is
 idle during earlier layers, BDMA copies such weights piece by piece behind their operations, and the layer then
 reads them at the speed of the second memory. The last piece is copied two layers ahead, so that the layer does not
 wait for an operation that still runs. Whether the program gains is decided with a plan of its own (lowering).
@@ -15,18 +18,73 @@ from itertools import pairwise
 from npuc.allocation import Buffer as Lifetime
 from npuc.allocation import fits
 from npuc.frozen import frozen
-from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
 from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.operation import Convolution, Operation
 from npuc.targets.nvdla.selection import Constants, Context, PlannedLayer, passes, select
 from npuc.targets.nvdla.selection.context import KernelKey, Piece
 from npuc.targets.nvdla.selection.parts import ConvolutionPart
 from npuc.targets.nvdla.selection.phases import UNIT
+from npuc.text.names import Names
 
 LEAST = 4096
 """The smallest piece in bytes, except for the last one: a copy takes some 14 register writes."""
 AHEAD = 2
 """Layers from the last piece to the layer that reads it, the latter included."""
+
+
+def residents(
+    context: Context,
+    layers: Sequence[PlannedLayer],
+    edges: Mapping[str, Sequence[int]],
+    lifetimes: Sequence[Lifetime],
+    bound: Collection[str],
+) -> frozenset[str]:
+    """The buffers to keep in the second memory.
+
+    context: with all maps in DRAM; edges: of the tiles of every layer, by the name of its result; bound: the
+    buffers that must stay in DRAM.
+    """
+    capacity = context.machine.sram_bytes // UNIT
+    free = [each for each in lifetimes if each.name not in bound and each.size <= capacity]
+    alone = {each.name: _clocks(context, each, edges) for each in layers}
+    saved = {each.name: _clocks_saved(context, each.name, layers, edges, alone) for each in free}
+    kept: list[Lifetime] = []
+    for each in sorted(free, key=lambda one: (-saved[one.name] / one.size, one.first)):
+        if saved[each.name] >= 0 and fits([*kept, each], capacity):
+            kept.append(each)
+    return frozenset(each.name for each in kept)
+
+
+def _clocks_saved(
+    context: Context,
+    buffer: str,
+    layers: Sequence[PlannedLayer],
+    edges: Mapping[str, Sequence[int]],
+    alone: Mapping[str, float],
+) -> float:
+    """Clocks saved with one buffer in the second memory, summed over its layers, each run alone."""
+    moved = {
+        name: replace(each, base=SRAM_BASE) if each.view.buffer.name == buffer else each
+        for name, each in context.placed.items()
+    }
+    constants = Constants(context.machine, 0, kernels=context.constants.kernels, counted=True)
+    there = replace(context, placed=moved, constants=constants)
+    touching = (each for each in layers if buffer in _buffers(context, each))
+    return sum(alone[each.name] - _clocks(there, each, edges) for each in touching)
+
+
+def _buffers(context: Context, layer: PlannedLayer) -> Iterator[str]:
+    """The buffers that a layer reads and writes."""
+    for node in layer.nodes:
+        for name in (*node.inputs, *node.outputs):
+            if name in context.placed:
+                yield context.placed[name].view.buffer.name
+
+
+def _clocks(context: Context, layer: PlannedLayer, edges: Mapping[str, Sequence[int]]) -> float:
+    """Clocks of a layer run alone."""
+    return pingpong.alone(select(context, layer, edges[layer.name]), context.machine)
 
 
 @frozen
@@ -81,7 +139,7 @@ def prefetch(
     operations = [select(context, each, edges[each.name]) for each in layers]
     loads = _loads(operations, machine)
     lifetimes, buffers, pieces = list(kept), dict[KernelKey, str](), dict[str, list[Piece]]()
-    names = {each.view.buffer.name for each in context.placed.values()}
+    names = Names(each.view.buffer.name for each in context.placed.values())
     waiting = [
         (number, one)
         for number, layer in enumerate(layers)
@@ -93,12 +151,11 @@ def prefetch(
         if loads[number].waits <= 0 or not found:
             continue
         first = steps[min(at for at, _, _ in found)]
-        name = _unique(f"{layer.name}/weights", names)
+        name = names.new(f"{layer.name}/weights")
         lifetime = Lifetime(name, -(-one.bytes // UNIT), first, steps[number] + 1)
         if not fits([*lifetimes, lifetime], machine.sram_bytes // UNIT):
             continue
         lifetimes.append(lifetime)
-        names.add(name)
         buffers[one.key] = name
         for at, start, size in found:
             pieces.setdefault(layers[at].name, []).append(Piece(layer, one.part, start, size))
@@ -158,10 +215,3 @@ def _pieces(size: int, before: Sequence[_Load], machine: Machine) -> list[tuple[
             size -= free
             found.append((at, size, free))
     return []
-
-
-def _unique(name: str, taken: Collection[str]) -> str:
-    """A name that no buffer has."""
-    while name in taken:
-        name += "'"
-    return name
