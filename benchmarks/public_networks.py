@@ -1,11 +1,11 @@
 """Networks of the families that users bring, compiled for every machine: what runs on the NPU, and how exactly.
 
-    python benchmarks/public_networks.py [--network NAME].. [--target T].. [--json] [--check] [--write]
+    python benchmarks/public_networks.py [--network NAME].. [--target T].. [--json] [--check]
 
 Each of npuc.models.PUBLIC is compiled at -O0 with proof, on samples of noise, and verified on others. A figure is
 the signal to noise ratio of its worst output in dB, behind the share of MACs on the NPU if not all are. "rounded"
 is that of the model under onnxruntime with the results of all nodes rounded to 8 bits: weights are random, so that
-only the distance from it says something of npuc. --write: into docs/models.md.
+only the distance from it says something of npuc.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -26,11 +25,9 @@ from npuc.account import account_of, groups, macs_share, reasons
 from npuc.errors import NpucError
 from npuc.models import PUBLIC
 from npuc.reference import session
-from npuc.text.terminal import as_json
+from npuc.text.terminal import as_json, table
 from npuc.verification.metrics import Difference
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
-MARK = "<!-- written by benchmarks/public_networks.py -->\n"
 TARGETS = ("easynpu", "nvdla-small", "nvdla-full", "bm1684", "bm1684 int8")
 HEAVY = {"GRU", "LSTM", "MatMul"}
 """Recurrence, and products of two activations: a host that runs these may have any share of the MACs."""
@@ -138,8 +135,7 @@ def cells(network: str, model: onnx.ModelProto, rows: Sequence[Row]) -> tuple[st
 @click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="A target [all].")
 @click.option("--json", "json_wanted", is_flag=True, help="One JSON object on stdout.")
 @click.option("--check", is_flag=True, help="Exit code 1 if a program is wrong, or too little is on the NPU.")
-@click.option("--write", is_flag=True, help="Also write the table into docs/models.md.")
-def main(names: tuple[str, ...], targets: tuple[str, ...], json_wanted: bool, check: bool, write: bool) -> None:
+def main(names: tuple[str, ...], targets: tuple[str, ...], json_wanted: bool, check: bool) -> None:
     """Prints a line for each network."""
     found, lines = list[Row](), list[tuple[str, ...]]()
     for name in names or PUBLIC:
@@ -148,12 +144,8 @@ def main(names: tuple[str, ...], targets: tuple[str, ...], json_wanted: bool, ch
         found += rows
         lines.append(cells(name, model, rows))
     header = ("network", *(targets or TARGETS), "rounded", "refused")
-    page = [header, ("--",) * len(header), *lines]
-    text = "".join(f"| {' | '.join(each)} |\n" for each in page)
-    if write:
-        before, _, after = PAGE.read_text(encoding="utf-8").partition(MARK)
-        PAGE.write_text(before + MARK + text + after[after.index("\n\n") + 1 :], encoding="utf-8")
-    click.echo(as_json([{**asdict(each), "within": each.within} for each in found]) if json_wanted else text)
+    rows = [{**asdict(each), "within": each.within} for each in found]
+    click.echo(as_json(rows) if json_wanted else table(header, lines))
     if check and not all(each.within for each in found):
         sys.exit(1)
 

@@ -1,22 +1,18 @@
-"""Quantised models on EasyNPU compared with onnxruntime's int8, and what arithmetic with shifts can reach.
+"""Quantised models on EasyNPU compared with onnxruntime's int8.
 
     python benchmarks/quantised_models.py MODEL.onnx .. [--level 0|1|2] [--count N] [--json]
 
 For QDQ models with one int8 input. Each figure is the signal-to-noise ratio of the first output in dB, against
 onnxruntime's exact int8, on noise: uniform; white with a mean and a contrast per input; and with neighbours alike.
 
-float:   the model's weights and limits; activations are not rounded
-rounded: the model's exact weights; activations are rounded to the model's steps, but on displaced grids, so that
-         the errors have the size of onnxruntime's and are others; the lowest and the highest of DISPLACED draws
-layer:   onnxruntime's arithmetic except for the weights of one layer, rounded to 8 bits and a shift per channel,
-         to the nearest integers or balanced, whichever is better; the lowest of all layers
+float: the model's weights and limits; activations are not rounded.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import click
@@ -26,15 +22,12 @@ from accuracy import decibels
 from onnx import helper, numpy_helper
 
 from npuc.ir import Array
-from npuc.quantize.arithmetic.weights import quantise_weights
-from npuc.quantize.improvement.balance import rounded
 from npuc.reference import session
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.text.terminal import as_json, table
 from tests.compiled import compilation
 
-DISPLACED = 4
 SAMPLES = 32
 """Samples to compile with, of white noise and as many with neighbours alike."""
 SHORTEST = 8
@@ -48,8 +41,6 @@ class Row:
     model: str
     inputs: str
     float: float
-    rounded: tuple[float, float]
-    layer: float
     no_data: float
     samples: float
 
@@ -78,13 +69,9 @@ class Model:
         for dim in self.proto.graph.input[0].type.tensor_type.shape.dim:
             dim.dim_value = dim.dim_value or 1
         graph = onnx.shape_inference.infer_shapes(self.proto).graph
-        self.shapes = {
-            each.name: [d.dim_value for d in each.type.tensor_type.shape.dim] for each in graph.value_info
-        }
         self.known = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
         self.input, self.nodes = graph.input[0].name, list(graph.node)
         self.shape = [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim]
-        self.made = {name: node for node in self.nodes for name in node.output}
 
     def variant(self, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]) -> bytes:
         """The model with other nodes and more constants."""
@@ -95,14 +82,14 @@ class Model:
         proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
         return proto.SerializeToString()
 
-    def unrounded(self, random: np.random.Generator | None = None) -> bytes:
-        """The model in float with its limits; with random grids also with its steps."""
+    def unrounded(self) -> bytes:
+        """The model in float with its limits."""
         ends, floats = {each.name for each in self.proto.graph.output}, set[str]()
         nodes, constants = list[onnx.NodeProto](), dict[str, Array]()
         for node in self.nodes:
             x, y = node.input[0], node.output[0]
             if node.op_type == "QuantizeLinear" and y not in ends:
-                more, values = self._limited(node, random)
+                more, values = self._limited(node)
                 nodes += more
                 constants |= values
                 floats.add(y)
@@ -113,17 +100,12 @@ class Model:
                 nodes.append(node)
         return self.variant(nodes, constants)
 
-    def _limited(
-        self, node: onnx.NodeProto, random: np.random.Generator | None
-    ) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
-        """Nodes and constants that limit a tensor as a QuantizeLinear does, and round all but zeros."""
+    def _limited(self, node: onnx.NodeProto) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
+        """Nodes and constants that limit a tensor as a QuantizeLinear does, all but zeros."""
         x, y, scale, zero = node.input[0], node.output[0], *(self.known[name] for name in node.input[1:])
         limits = np.iinfo(zero.dtype)
         values = {"scale": scale, "low": limits.min - zero.astype(int), "high": limits.max - zero.astype(int)}
         steps = ["Div scale", "Clip low high", "Mul scale"]
-        if random is not None:
-            values["shift"] = random.uniform(-0.5, 0.5, self.shapes[x])
-            steps[1:1] = ["Add shift", "Round", "Sub shift"]
         chain, last = list[onnx.NodeProto](), x
         for op, *names in map(str.split, steps):
             chain.append(helper.make_node(op, [last, *(f"{y}/{name}" for name in names)], [f"{y}/{op}"]))
@@ -133,41 +115,6 @@ class Model:
         chain.append(helper.make_node("Mul", [last, f"{y}/any"], [y]))
         return chain, {f"{y}/{name}": np.asarray(value, np.float32) for name, value in values.items()}
 
-    def layers(self) -> Iterator[tuple[bytes, bytes]]:
-        """For each layer, the model with only its weights rounded for shifts: to the nearest, and balanced."""
-        for node in self.nodes:
-            if node.op_type in ("Conv", "MatMul"):
-                yield self._with(node, nearest=True), self._with(node, nearest=False)
-
-    def _with(self, layer: onnx.NodeProto, *, nearest: bool) -> bytes:
-        source, name = self.made[layer.input[1]], layer.input[1]
-        w = self.known[source.input[0]].astype(np.float64)
-        scale = self.known[source.input[1]]
-        w = w * (scale.reshape(-1, *[1] * (w.ndim - 1)) if layer.op_type == "Conv" else scale)
-        kernels = w if layer.op_type == "Conv" else w.T
-        ratio = self._scale_before(layer.input[0]) / self._scale_behind(layer.output[0])
-        found = quantise_weights(kernels, None, ratio, 1.0)
-        power = np.exp2(found.shift.astype(float)).reshape(-1, *[1] * (kernels.ndim - 1))
-        integers = found.w
-        if not nearest:
-            wanted = kernels * (ratio * power)
-            integers = rounded(wanted.reshape(*wanted.shape[:2], -1)).reshape(wanted.shape)
-        made = integers / (ratio * power)
-        made = made if layer.op_type == "Conv" else made.T
-        nodes = [each for each in self.nodes if each is not source]
-        return self.variant(nodes, {name: made.astype(np.float32)})
-
-    def _scale_before(self, tensor: str) -> float:
-        node = self.made[tensor]
-        return self._scale(node) if node.op_type == "DequantizeLinear" else self._scale_before(node.input[0])
-
-    def _scale_behind(self, tensor: str) -> float:
-        reader = next(node for node in self.nodes if tensor in node.input)
-        return self._scale(reader) if reader.op_type == "QuantizeLinear" else self._scale_behind(reader.output[0])
-
-    def _scale(self, node: onnx.NodeProto) -> float:
-        return float(self.known[node.input[1]])
-
 
 def rows(path: Path, level: str, count: int) -> Iterator[Row]:
     """The model's results, one row for each kind of inputs."""
@@ -175,7 +122,6 @@ def rows(path: Path, level: str, count: int) -> Iterator[Row]:
     uniform = np.random.default_rng(11).integers(-128, 128, (200, *model.shape)).astype(np.int8)[:count]
     white, alike = (noise(5 + kind, count, model.shape, alike=bool(kind)) for kind in (0, 1))
     mixed = np.concatenate([noise(kind, SAMPLES, model.shape, alike=bool(kind)) for kind in (0, 1)])
-    grids = [model.unrounded(np.random.default_rng(seed)) for seed in range(DISPLACED)]
     programs = [_compiled(path, model, level, samples) for samples in (None, mixed)]
     last = next(node for node in reversed(model.nodes) if node.op_type == "QuantizeLinear")
     zero = float(model.known[last.input[2]])
@@ -186,10 +132,7 @@ def rows(path: Path, level: str, count: int) -> Iterator[Row]:
             found = decibels(_results(variant, inputs) - zero, exact)
             return np.inf if found is None else found
 
-        ranged = [sqnr(each) for each in grids]
-        layer = min(max(sqnr(each) for each in pair) for pair in model.layers())
-        ours = (sqnr(each) for each in programs)
-        yield Row(path.stem, kind, sqnr(model.unrounded()), (min(ranged), max(ranged)), layer, *ours)
+        yield Row(path.stem, kind, sqnr(model.unrounded()), *(sqnr(each) for each in programs))
 
 
 def _compiled(path: Path, model: Model, level: str, samples: Array | None) -> bytes:
@@ -220,12 +163,7 @@ def main(models: Sequence[Path], level: str, count: int, *, as_data: bool) -> No
     if as_data:
         click.echo(as_json([asdict(row) for row in found]))
         return
-    header = ("model", "inputs", "float", "rounded", "layer", "no data", "samples")
-    cells = [
-        (r.model, r.inputs, r.float, "{:.1f} to {:.1f}".format(*r.rounded), r.layer, r.no_data, r.samples)
-        for r in found
-    ]
-    click.echo(table(header, cells))
+    click.echo(table(("model", "inputs", "float", "no data", "samples"), [astuple(row) for row in found]))
 
 
 if __name__ == "__main__":

@@ -44,8 +44,10 @@ def engines(timeline: Timeline, names: Sequence[str]) -> str:
             cost = f"{count(each.end - each.start)} cycles from {count(each.start)}"
             moved = f"\n{count(each.bytes)} bytes" if each.bytes else ""
             hint = f"{each.tensor or each.label}\n{each.label}\n{cost}{moved}"
-            name = each.label if each.layer is None else names[each.layer]
-            parts.append(titled(bar, hint, data_layer=each.layer, data_name=short(name, NAME)))
+            name = short(each.label if each.layer is None else names[each.layer], NAME)
+            fits = LETTER * len(name) + 8 < width  # the page's script writes names anew, also cut ones
+            label = text(name, x=scale.at(each.start) + 4, y=top + 14, class_="inside") if fits else ""
+            parts.append(titled(bar + label, hint, data_layer=each.layer, data_name=name))
     return picture(WIDTH, bottom + 34, "Timeline of the engines", parts)
 
 
@@ -194,14 +196,6 @@ def histogram(values: Array, zero_point: int) -> str:
     for at, number in enumerate(values.tolist()):
         if number:
             height = 2 + 36 * log10(1 + number) / log10(1 + most)
-            parts.append(
-                tag(
-                    "rect",
-                    x=at,
-                    y=40 - height,
-                    width=1,
-                    height=height,
-                    class_="limit" if limits[at] else "series0",
-                )
-            )
+            kind = "limit" if limits[at] else "series0"
+            parts.append(tag("rect", x=at, y=40 - height, width=1, height=height, class_=kind))
     return picture(256, 42, "Histogram of an int8 tensor", [titled("".join(parts), "-128 to 127")])

@@ -307,14 +307,22 @@ def _histograms(evidence: Evidence, layers: Mapping[str, int]) -> Iterator[dict[
 
 
 def _instructions(listing: Iterable[Report], layers: Sequence[Report]) -> Iterator[dict[str, Any]]:
-    """The listing, in runs of instructions of the same nodes; a line begins with the instruction's index."""
+    """The listing, in runs of instructions of a layer: its nodes, and lines with theirs if these are fewer."""
     numbers = by_node(layers)
-    for nodes, run in groupby(listing, lambda entry: entry["nodes"]):
+    for layer, run in groupby(listing, lambda entry: _layer_of(entry["nodes"], numbers)):
+        entries = list(run)
+        nodes = list(dict.fromkeys(node for entry in entries for node in entry["nodes"]))
         yield {
-            "layer": next((numbers[node] for node in nodes if node in numbers), None),
+            "layer": layer,
             "nodes": ", ".join(nodes),
-            "text": "\n".join(f"{entry['index']} {' '.join(entry['text'].split())}" for entry in run),
+            "text": "\n".join(_line(each, nodes) for each in entries),
         }
+
+
+def _line(entry: Report, nodes: Sequence[str]) -> str:
+    """An instruction: index, text, and behind a semicolon its nodes if they are not those of its run."""
+    own = "" if set(entry["nodes"]) == set(nodes) else f"  ; {', '.join(entry['nodes'])}"
+    return f"{entry['index']} {' '.join(entry['text'].split())}{own}"
 
 
 def _errors(layer: Report) -> Iterator[str]:
@@ -363,10 +371,14 @@ def passes_of(
     return found
 
 
+def _layer_of(nodes: Iterable[str], numbers: Mapping[str, int]) -> int | None:
+    """The layer that contains the first of these nodes of the model that is in any."""
+    return next((numbers[node] for node in nodes if node in numbers), None)
+
+
 def _rewrite(each: Report, numbers: Mapping[str, int]) -> dict[str, Any]:
     """The sentence of a rewrite, without the leading pass name, and the layer of its nodes."""
-    layer = next((numbers[node] for node in each["nodes"] if node in numbers), None)
-    return {"text": each["text"].removeprefix(f"{each['pass']}: "), "layer": layer}
+    return {"text": each["text"].removeprefix(f"{each['pass']}: "), "layer": _layer_of(each["nodes"], numbers)}
 
 
 def _graph_boxes(before: Graph, after: Graph, numbers: Mapping[str, int]) -> list[Box]:
@@ -380,7 +392,7 @@ def _graph_boxes(before: Graph, after: Graph, numbers: Mapping[str, int]) -> lis
             "\n".join([node.name or node.output, *_node_facts(after, node)]),
             tuple(made.get(name, "") for name in node.inputs),
             {"new": float(node not in old)},
-            next((numbers[name] for name in node.sources if name in numbers), None),
+            _layer_of(node.sources, numbers),
         )
         for node in after.nodes
     ]

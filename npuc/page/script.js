@@ -144,11 +144,11 @@ function describe(node, layer) {
 function explain(row) {
   told.replaceChildren();
   document.body.classList.add("open");
-  const [, index, text] = row.textContent.match(/(\d+) (.*)/);
+  const [, index, text, nodes] = row.textContent.match(/(\d+) (.*?)(?:  ; (.*))?$/);
   make(told, "small", `instruction ${index}`);
   make(told, "h3", text);
   for (const field of all("i", row)) make(told, "div", `${field.textContent.trim()}: ${field.title}`, { class: "placed" });
-  make(told, "div", row.parentElement.previousElementSibling.textContent, { class: "placed note" });
+  make(told, "div", nodes ?? row.parentElement.previousElementSibling.textContent, { class: "placed note" });
 }
 const numberOf = new Map(nodes.map((each, at) => [each.name, at]));
 function take(element) {
