@@ -101,8 +101,8 @@ def _may_be_negative(node: Node, class_of: Mapping[str, str], signed: Collection
     return not is_relu(node)
 
 
-TRIED = np.exp2(np.arange(-4, 13) / 16)
-"""Factors that are tried on a scale: up to 1/4 of an octave finer, up to 3/4 coarser."""
+TRIED = np.exp2(np.arange(-4, 9) / 16)
+"""Factors that are tried on a scale: up to 1/4 of an octave finer, up to 1/2 coarser."""
 
 
 def filling(
