@@ -1,6 +1,6 @@
 """The tables of the pages, as rows of text, the header first; docs/figures.py writes them.
 
-Each function names the script that prints more of the same.
+Each function names the script that prints more of the same. CPU seconds and memory are of the measuring machine.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import accuracy
+import large_networks
 import numpy as np
 import onnx
 import public_networks
@@ -113,13 +114,23 @@ def accuracies() -> Rows:
     yield "network", "onnxruntime", *TARGETS
     with TemporaryDirectory() as folder:
         for task in accuracy.tasks(Path(folder), 0):
-            found = {row.computation: row for row in accuracy.rows(*task, "1", ["MinMax"])}
+            found = {row.computation: row for row in accuracy.rows(*task, "1", ["MinMax"], TARGETS)}
             wanted = ("onnxruntime int8, MinMax", *TARGETS)
             yield task[0], *(_decibels(found[each]) if each in found else "-" for each in wanted)
 
 
 def _decibels(row: accuracy.Row) -> str:
     return ", ".join("exact" if each is None else f"{each:.1f}" for each in row.sqnr_db)
+
+
+def large() -> Rows:
+    """benchmarks/large_networks.py."""
+    yield "network", "target", "compile, CPU s", "MB", "cycles", "verify, CPU s", "MB"
+    for row in large_networks.rows(
+        ("SqueezeNet", "GoogLeNet", "ResNet-50"), ("nvdla-small", "nvdla-full"), "int8"
+    ):
+        costs = f"{row.compile_seconds:.1f}", f"{row.compile_mb:.0f}", f"{row.cycles:,}"
+        yield row.network, row.target, *costs, f"{row.verify_seconds:.1f}", f"{row.verify_mb:.0f}"
 
 
 def easynpu(names: Sequence[str] = EASYNPU) -> Rows:

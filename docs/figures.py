@@ -72,6 +72,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], Iterable[Sequence[str]]]]] = {
     "families": ("docs/models.md", tables.families),
     "quantised": ("docs/quantisation.md", tables.quantised),
     "accuracies": ("docs/quantisation.md", tables.accuracies),
+    "large": ("docs/benchmarks.md", tables.large),
     "easynpu": ("docs/benchmarks.md", tables.easynpu),
 }
 """For each table its page, and what measures its rows, the header first."""
