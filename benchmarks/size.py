@@ -27,16 +27,16 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_495,
-    "docs": 325,
+    "benchmarks": 3_500,
+    "docs": 305,
     "examples": 200,
     "models": 1_720,
     "npuc": 39_000,
     "passes": 6_480,
-    "targets/bm1684": 10_100,
-    "targets/easynpu": 17_500,
+    "targets/bm1684": 10_220,
+    "targets/easynpu": 17_460,
     "targets/nvdla": 21_120,
-    "tests": 64_960,
+    "tests": 65_000,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

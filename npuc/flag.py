@@ -28,7 +28,7 @@ REMOVED: Mapping[str, str] = {
     "objective cycles": "the default, time, counts the cycles of computation and of transfers",
     "fallback": "--strict refuses what the target cannot run; without it the host runs that",
     "stepping": "--chip-model rtl counts the cycles of the hardware, and run --trace F.vcd writes its waveforms",
-    "input_data": "frame = \"float\" in the description of --input",
+    "input_data": 'frame = "float" in the description of --input',
     "full_names": "npuc dump --json has every name in full",
     "time_limit": "the environment variable NPUC_TIME_LIMIT has the seconds",
     "custom_ops": "the environment variable NPUC_CUSTOM_OPS names the library",

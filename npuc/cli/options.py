@@ -200,7 +200,7 @@ def removed_options(*names: str) -> Decorator:
 
 INSTEAD = {**REMOVED, **{name: f"it is {what}" for name, what in KEYWORDS.items()}}
 search_options = _together(
-    removed_options("scales"),
+    removed_options("scales", "input_data"),
     click.option(
         "--calibration-cache",
         "cache",
