@@ -103,9 +103,15 @@ def _made_up(model: Path, folder: Path, seed: int) -> tuple[Path, Path]:
 
 
 def rows(
-    task: str, model: Path, calibration: Path, test: Path, level: str, methods: Sequence[str]
+    task: str,
+    model: Path,
+    calibration: Path,
+    test: Path,
+    level: str,
+    methods: Sequence[str],
+    only: Sequence[str] = (),
 ) -> Iterator[Row]:
-    """fp32, onnxruntime's int8, and every target with an integer network."""
+    """fp32, onnxruntime's int8, and every target with an integer network; only: those computations, if any."""
     from npuc.frontend import load as import_model
 
     samples = data.load([test], running.input_types(import_model(model)))
@@ -119,6 +125,8 @@ def rows(
         yield _row(task, f"onnxruntime int8, {method}", _outputs(theirs, samples), exact, labels, seconds)
     for name in names():
         for computation, network in _of_target(name, model, calibration, level):
+            if only and computation not in only:
+                continue
             started = process_time()
             try:
                 found = network()

@@ -1,6 +1,6 @@
 """The tables of the pages, as rows of text, the header first; docs/figures.py writes them.
 
-Each function names the script that prints more of the same.
+Each function names the script that prints more of the same. CPU seconds and memory are of the measuring machine.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import accuracy
+import large_networks
 import numpy as np
 import onnx
 import public_networks
+import quantised_models
 
 from npuc import api
 from npuc.ir import Array
@@ -30,6 +34,12 @@ NAMES = {
     "mobilenet_v1_025": "MobileNetV1-0.25, 96 x 96",
 }
 """The models of the README. All but digits have random weights, and samples of noise."""
+MACHINES = ("large", "default", "document", "author")
+EASYNPU = (
+    *("tiny_resnet8_fp32", "tiny_kws_dscnn_fp32", "tiny_vww_mbv1_fp32", "tiny_ad_ae_fp32"),
+    *("mnist_cnn", "mtcnn_pnet", "ppocr_cls", "pplcnet_doc_ori"),
+)
+TARGETS = ("easynpu", "nvdla-small", "nvdla-full", "bm1684")
 
 
 def cycles(names: Sequence[str] = tuple(NAMES)) -> Rows:
@@ -89,3 +99,49 @@ def families(names: Sequence[str] = tuple(PUBLIC)) -> Rows:
         yield public_networks.cells(
             name, model, [public_networks.row(name, model, each) for each in public_networks.TARGETS]
         )
+
+
+def quantised() -> Rows:
+    """benchmarks/quantised_models.py."""
+    yield "model", "inputs", "float network", "no data", "with samples"
+    for name in ("tiny_kws_int8qdq", "tiny_vww_int8qdq", "tiny_sww_int8", "tiny_resnet8_int8qdq"):
+        for row in quantised_models.rows(SHARED / f"{name}.onnx", "1", 200):
+            yield row.model, row.inputs, *(f"{each:.1f}" for each in (row.float, row.no_data, row.samples))
+
+
+def accuracies() -> Rows:
+    """benchmarks/accuracy.py."""
+    yield "network", "onnxruntime", *TARGETS
+    with TemporaryDirectory() as folder:
+        for task in accuracy.tasks(Path(folder), 0):
+            found = {row.computation: row for row in accuracy.rows(*task, "1", ["MinMax"], TARGETS)}
+            wanted = ("onnxruntime int8, MinMax", *TARGETS)
+            yield task[0], *(_decibels(found[each]) if each in found else "-" for each in wanted)
+
+
+def _decibels(row: accuracy.Row) -> str:
+    return ", ".join("exact" if each is None else f"{each:.1f}" for each in row.sqnr_db)
+
+
+def large() -> Rows:
+    """benchmarks/large_networks.py."""
+    yield "network", "target", "compile, CPU s", "MB", "cycles", "verify, CPU s", "MB"
+    for row in large_networks.rows(
+        ("SqueezeNet", "GoogLeNet", "ResNet-50"), ("nvdla-small", "nvdla-full"), "int8"
+    ):
+        costs = f"{row.compile_seconds:.1f}", f"{row.compile_mb:.0f}", f"{row.cycles:,}"
+        yield row.network, row.target, *costs, f"{row.verify_seconds:.1f}", f"{row.verify_mb:.0f}"
+
+
+def easynpu(names: Sequence[str] = EASYNPU) -> Rows:
+    """Utilisation on every machine, and the host's traffic on the default one over the least of any program."""
+    yield "network", *MACHINES, "traffic"
+    for name in names:
+        reports = {each: _easynpu(SHARED / f"{name}.onnx", each) for each in MACHINES}
+        traffic = reports["default"]["host_traffic"]
+        moved = (traffic["map_bytes"] + traffic["weight_bytes"]) / traffic["least_bytes"]
+        yield name, *(f"{each['utilization']:.3f}" for each in reports.values()), f"{moved:.2f}"
+
+
+def _easynpu(model: Path, machine: str) -> Any:
+    return api.compile(model, "easynpu", machine=machine, calibration="synthetic", proof="off").report

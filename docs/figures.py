@@ -70,6 +70,10 @@ TABLES: Mapping[str, tuple[str, Callable[[], Iterable[Sequence[str]]]]] = {
     "cycles": ("README.md", tables.cycles),
     "builders": ("docs/models.md", tables.builders),
     "families": ("docs/models.md", tables.families),
+    "quantised": ("docs/quantisation.md", tables.quantised),
+    "accuracies": ("docs/quantisation.md", tables.accuracies),
+    "large": ("docs/benchmarks.md", tables.large),
+    "easynpu": ("docs/benchmarks.md", tables.easynpu),
 }
 """For each table its page, and what measures its rows, the header first."""
 
@@ -98,10 +102,9 @@ def main(names: Sequence[str]) -> None:
     for name in names or TABLES:
         page, measure = TABLES[name]
         known["tables"][name] = [[*row] for row in measure()]
-        pattern = rf"<!-- {name}: docs/figures.py -->\n(?:\|.*\n)*"
         text = (ROOT / page).read_text(encoding="utf-8")
-        new = written(name, known["tables"][name])
-        (ROOT / page).write_text(re.sub(pattern, lambda _, new=new: new, text), encoding="utf-8")
+        (old,) = re.findall(rf"<!-- {name}: docs/figures.py -->\n(?:\|.*\n)*", text)
+        (ROOT / page).write_text(text.replace(old, written(name, known["tables"][name])), encoding="utf-8")
     if not names:
         known["pages"] = {page: {name: stated(page, name) for name in rows} for page, (_, rows) in PAGES.items()}
         (ROOT / "docs" / "trace.svg").write_text(trace() + "\n", encoding="utf-8")
