@@ -209,6 +209,7 @@ OURS = {
         ("charts.py", "name"), ("charts.py", "each.label"), ("charts.py", "layer['name']"),
         ("network.py", "layer['name']"), ("network.py", "layer['op']"), ("network.py", "name"),
         ("network.py", "op"), ("network.py", "step['node']"), ("network.py", "why['op']"),
+        ("page.py", "', '.join(entry['nodes'])"),
         ("page.py", "what"), ("page.py", "each.label"), ("page.py", "why['op']"), ("page.py", "report['machine']"),
         ("sweep.py", "name"),
         ("sweep.py", "report['model']"),

@@ -37,7 +37,7 @@ EVIL = (
 TAGS = """
     html head meta title style body header h1 h2 h3 p nav a main section dl div dt dd table thead tr th tbody td
     span i ul li code button svg rect text path g line circle polyline figure figcaption br small footer script
-    details summary aside input
+    details summary aside input h4 pre
 """
 ELEMENTS = frozenset(TAGS.split())
 
