@@ -176,26 +176,27 @@ def _ranked(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
     In 8 bits the highest scores become equal, and the suppression of double detections keeps any of them; the
     integers of the argument differ, unless it is a part of a tensor, with one scale for boxes and scores.
     """
+    parts = set[str]()  # those of other tensors, possibly moved
+    for node in filter(_moves, network.nodes):
+        if node.op in ("Split", "Slice") or not parts.isdisjoint(node.imported):
+            parts.update(node.writes, node.made)
     leaving = dict.fromkeys(network.outputs, len(network.outputs) > 1)  # whether others leave beside the tensor
     computed = set[str]()
     for node in reversed(network.nodes):
         leaves = leaving.keys() >= {*node.writes} and computed.isdisjoint(node.writes)
         beside = leaves and (node.op == "Concat" or any(leaving[name] for name in node.writes))
-        if node.nodes and all(each.op in ONNX_MOVEMENT for each in node.nodes) and leaves:
+        if leaves and _moves(node):
             leaving |= {name: beside or leaving.get(name, False) for name in node.reads}
             continue
         computed.update(node.reads)
-        if node.op == "Sigmoid" and beside and not _taken_apart(network, node.proto.input[0]):
+        if node.op == "Sigmoid" and beside and node.proto.input[0] not in parts:
             reason, remedy = "in 8 bits, its highest scores would be equal", "--strict keeps it on the NPU"
             yield node.name, Problem("W205", reason, node.source, node.op, remedy=remedy)
 
 
-def _taken_apart(network: ImportedModel, name: str) -> bool:
-    """Whether a tensor is a part of another one, possibly moved."""
-    node = network.producers.get(name)
-    if node is None or not node.nodes or any(each.op not in ONNX_MOVEMENT for each in node.nodes):
-        return False
-    return node.op in ("Split", "Slice") or any(_taken_apart(network, each) for each in node.imported)
+def _moves(node: ImportedNode) -> bool:
+    """Whether a node only moves elements."""
+    return bool(node.nodes) and all(each.op in ONNX_MOVEMENT for each in node.nodes)
 
 
 def _tested(network: ImportedModel) -> Iterator[tuple[str, Problem]]:

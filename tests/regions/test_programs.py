@@ -259,6 +259,14 @@ def test_the_scores_of_a_detector_are_computed_in_fp32(
     assert ("W205" in causes(made)) == host and checked(made, tmp_path)["status"] == "ok"
 
 
+def test_scores_may_be_moved_any_number_of_times(tmp_path: Path) -> None:
+    last = 1 << 10  # more than Python's recursion allows
+    body = "\n".join(f"m{at + 1} = Transpose<perm = [0, 1, 3, 2]>(m{at})" for at in range(last))
+    text = f"b = Conv<{SAME}>(x, w)\n m0 = Conv<{SAME}>(x, v)\n {body}\n s = Sigmoid(m{last})"
+    made = program_of(parse(f"g ({MAP} x) => ({MAP} s, {MAP} b) {{ {text} }}", **C8), tmp_path)
+    assert "W205" in causes(made)
+
+
 @pytest.mark.parametrize("options", [{"precision": "int8", "strict": True}, {"precision": "fp16"}])
 def test_the_scores_of_a_detector_stay_on_the_npu_if_they_must_or_are_exact(
     options: dict[str, Any], tmp_path: Path
