@@ -95,4 +95,7 @@ def test_a_difference_says_how_large_it_is() -> None:
     assert "differs by 1 of 100" in difference(expected, expected + np.float32([0, 1]))
     assert "became" in difference(expected, expected[:1])
     assert "integers differ by 3" in difference(np.int8([1]), np.int8([4]))
+    assert not difference(np.int8([1]), np.int8([2]), ties=True) and difference(np.int8([1]), np.int8([2]))
+    assert "integers differ by 2" in difference(np.int8([1]), np.int8([3]), ties=True)
+    assert "became" in difference(np.int8([1]), np.int16([1]), ties=True)
     assert str(Finding("somewhere", "other values")) == "somewhere: other values"

@@ -225,26 +225,17 @@ def test_a_denied_layer_goes_to_the_host(asked: str, tmp_path: Path) -> None:
     assert checked(program, tmp_path)["bit_exact"]
 
 
-MAP = "float[1,8,6,6]"
+MAP, HALF, TURN = "float[1,8,6,6]", "float[1,4,6,6]", "Transpose<perm = [0, 2, 1, 3]>"
 HEADS = f"b = Conv<{SAME}>(x, w)\n c = Conv<{SAME}>(x, v)\n s = Sigmoid(c)\n"
 # outputs, what reads the Sigmoid, and whether its results are scores beside others
 SCORES = {
     "joined": ("float[1,16,6,6] y", "y = Concat<axis = 1>(b, s)", True),
-    "moved and joined": (
-        "float[1,6,16,6] y",
-        "t = Transpose<perm = [0, 2, 1, 3]>(s)\n d = Transpose<perm = [0, 2, 1, 3]>(b)\n"
-        " y = Concat<axis = 2>(t, d)",
-        True,
-    ),
+    "moved and joined": ("float[1,6,16,6] y", f"t = {TURN}(s)\n d = {TURN}(b)\n y = Concat<axis = 2>(t, d)", True),
     "an output beside another": (f"{MAP} s, {MAP} b", "", True),
     "the only output": (f"{MAP} y", "d = Add(b, c)\n y = Sigmoid(d)", False),
     "a gate": ("float[1,16,6,6] y", "m = Mul(s, b)\n y = Concat<axis = 1>(m, b)", False),
     "joined, and a gate": ("float[1,16,6,6] y", "m = Mul(s, b)\n y = Concat<axis = 1>(s, m)", False),
-    "a part of a tensor": (
-        "float[1,4,6,6] y, float[1,4,6,6] p",
-        "p, q = Split<axis = 1>(c)\n y = Sigmoid(q)",
-        False,
-    ),
+    "a part of a tensor": (f"{HALF} y, {HALF} p", "p, q = Split<axis = 1>(c)\n y = Sigmoid(q)", False),
     "an output that is read": (f"{MAP} s, {MAP} y", f"y = Conv<{SAME}>(s, v)", False),
 }
 
@@ -268,9 +259,7 @@ def test_scores_may_be_moved_any_number_of_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"precision": "int8", "strict": True}, {"precision": "fp16"}])
-def test_the_scores_of_a_detector_stay_on_the_npu_if_they_must_or_are_exact(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_scores_stay_on_the_npu_if_they_must_or_are_exact(options: dict[str, Any], tmp_path: Path) -> None:
     outputs, body, _ = SCORES["joined"]
     model = parse(f"g ({MAP} x) => ({outputs}) {{ {HEADS} {body} }}", **C8)
     assert not is_composite(program_of(model, tmp_path, "nvdla-full", options=options))
