@@ -17,7 +17,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import as_unary, is_relu, wanted_values
-from npuc.quantize.arithmetic.weights import FINEST_SHIFT, LARGEST_WEIGHT, average_taps
+from npuc.quantize.arithmetic.weights import FINEST_SHIFT, average_taps
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.network.build import IntegerBuilder, IntegerForm, expect_weights, free_steps
 from npuc.quantize.network.construction import Quantised
@@ -38,6 +38,7 @@ from npuc.targets.bm1684.quantisation.operators import (
 from npuc.targets.bm1684.quantisation.steps import (
     MOST_BIAS,
     MOST_SHIFT,
+    MOST_WEIGHT,
     constraints,
     even,
     filling,
@@ -47,7 +48,6 @@ from npuc.targets.bm1684.quantisation.steps import (
 )
 
 MOST_PRODUCT_SHIFT = 31
-MOST_FACTOR = 127.499
 
 
 def quantise(
@@ -134,7 +134,7 @@ class _Builder(IntegerBuilder):
         if node.op == "Mul":
             ratios, most = [ratios[0] * self.scales[operands[1]]], MOST_PRODUCT_SHIFT
         expect_weights(node, np.ones(1), max(ratios))
-        shifts = tuple(min(int(np.floor(np.log2(MOST_FACTOR / ratio))), most) for ratio in ratios)
+        shifts = tuple(min(int(np.floor(np.log2(MOST_WEIGHT / ratio))), most) for ratio in ratios)
         return tuple(round(ratio * 2.0**shift) for ratio, shift in zip(ratios, shifts, strict=True)), shifts
 
     def convert(self, node: Node) -> None:
@@ -218,7 +218,7 @@ class _Builder(IntegerBuilder):
 def _best_shift(node: Node, wide: Array, offset: Array) -> int:
     """The shift with the least squared error of the weights for which every bias fits 16 bits."""
     largest = max(float(np.abs(wide).max(initial=0)), 1e-30)
-    safe = int(np.floor(np.log2((LARGEST_WEIGHT - 0.001) / largest)))
+    safe = int(np.floor(np.log2(MOST_WEIGHT / largest)))
     room = int(np.floor(np.log2(MOST_BIAS / max(float(np.abs(offset).max(initial=0)), 0.5))))
     if room < 0:
         raise UnsupportedOperator(

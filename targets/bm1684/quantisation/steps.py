@@ -16,13 +16,14 @@ from npuc.ops.attributes import ACTIVATION, SELECTS
 from npuc.ops.movement import KEPT_INTEGERS
 from npuc.ops.pooling import AVERAGES, SELECTION
 from npuc.quantize.arithmetic.tables import is_relu
+from npuc.quantize.arithmetic.weights import LARGEST_WEIGHT
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import ScaleConstraints, components
 from npuc.quantize.scales.constraints import constraints_of, data_inputs, equal_scales, floors
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.quantisation.operators import UNSIGNED
 
-MOST_BIAS, MOST_SHIFT, MOST_WEIGHT = 2**15 - 1, 15, 127.499
+MOST_BIAS, MOST_SHIFT, MOST_WEIGHT = 2**15 - 1, 15, LARGEST_WEIGHT - 0.001
 SAME = (*KEPT_INTEGERS, *SELECTION)
 NEVER_NEGATIVE = (*NOT_NEGATIVE, "HardSigmoid", "Sqrt", "Abs")
 
