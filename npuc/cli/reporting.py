@@ -86,7 +86,9 @@ def _table(artefact: Artefact, form: str, model: Path | None, data: tuple[Path, 
     from npuc.reports.layers import as_csv, layers_of
     from npuc.text.escaping import json_text
 
-    checked = None if model is None else artefact.verified(model, _samples(artefact, data), chip_model)
+    checked = (
+        None if model is None else artefact.verified(model, _samples(artefact, data).first(SAMPLES), chip_model)
+    )
     with showing(artefact.path):
         report = artefact.program.report
         layers = list(layers_of(report, checked))
@@ -102,10 +104,11 @@ def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], ch
 
     program, target = artefact.program, artefact.target
     samples = _samples(artefact, data)
+    pictures, samples = _pictures(artefact, data, samples), samples.first(SAMPLES)
     about = f"{len(samples)} {'synthetic ' if samples.synthetic else ''}samples"
     graph = artefact.graph()
     values = {} if program.precision in FLOATING else histograms(target.runner(program), samples)
-    found = Evidence(graph, values, about, pictures=_pictures(artefact, data, samples) if data else ())
+    found = Evidence(graph, values, about, pictures=pictures)
     if model is None:
         return found
     checked = artefact.verified(model, samples, chip_model)
@@ -118,9 +121,11 @@ def _pictures(artefact: Artefact, data: Sequence[Path], samples: Samples) -> lis
     from npuc.running import run_program
     from npuc.verification.answers import Reader, answers, as_text, drawn, pictured
 
-    files = pictured(data, len(artefact.samples(data)))[:PICTURES]
+    files = pictured(data, len(samples))[:PICTURES]
+    if not files:
+        return []
     reader, few = Reader.of(artefact.program, ()), samples.first(PICTURES)
-    if not files or reader.described is None:
+    if reader.described is None:
         return []
     said = answers(reader, run_program(artefact.program, artefact.target, few), len(few))
     return [
@@ -135,7 +140,7 @@ def _samples(artefact: Artefact, data: tuple[Path, ...]) -> Samples:
     from npuc.samples.loading import varied
 
     if data:
-        return artefact.samples(data).first(SAMPLES)
+        return artefact.samples(data)
     few = min(SYNTHETIC, max(MACS // max(artefact.program.report["macs"], 1), 1))
     return varied(program_inputs(artefact.program), few)
 
@@ -239,7 +244,7 @@ def explain(
     graph = subject.graph()
     if data and model is None:
         raise click.UsageError("--data needs --model")
-    checked = None if model is None else subject.verified(model, _samples(subject, data))
+    checked = None if model is None else subject.verified(model, _samples(subject, data).first(SAMPLES))
     with showing(artefact):
         found = explanation(subject.program, subject.target, graph, node, checked)
         answer(found, summaries.explanation(shown(found)), as_json)
