@@ -23,6 +23,7 @@ from typing import Any
 
 import click
 import numpy as np
+from networks import SHARED
 
 from npuc import driver, running
 from npuc.driver import compile_model
@@ -41,7 +42,6 @@ from npuc.verification.judging.intervals import interval
 from npuc.verification.metrics import Difference
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared"
 MODELS = {
     "cifar20_resnet8": "tiny_resnet8_fp32",
     "doc_orientation": "pplcnet_doc_ori",

@@ -27,14 +27,14 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_500,
+    "benchmarks": 3_465,
     "docs": 305,
     "examples": 200,
     "models": 1_720,
     "npuc": 39_000,
     "passes": 6_480,
     "targets/bm1684": 10_220,
-    "targets/easynpu": 17_460,
+    "targets/easynpu": 17_310,
     "targets/nvdla": 21_120,
     "tests": 65_000,
 }

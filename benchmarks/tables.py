@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import public_networks
 import quantised_models
+from networks import SHARED
 
 from npuc import api
 from npuc.ir import Array
@@ -25,7 +26,7 @@ from npuc.models import MODELS, PUBLIC
 from npuc.reference import session
 
 Rows = Iterator[Sequence[str]]
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "models"
+TRAINED = SHARED / "models"
 """Trained models beside the project."""
 NAMES = {
     "digits": "digits, a trained CNN of 5 layers",
@@ -105,7 +106,7 @@ def quantised() -> Rows:
     """benchmarks/quantised_models.py."""
     yield "model", "inputs", "float network", "no data", "with samples"
     for name in ("tiny_kws_int8qdq", "tiny_vww_int8qdq", "tiny_sww_int8", "tiny_resnet8_int8qdq"):
-        for row in quantised_models.rows(SHARED / f"{name}.onnx", "1", 200):
+        for row in quantised_models.rows(TRAINED / f"{name}.onnx", "1", 200):
             yield row.model, row.inputs, *(f"{each:.1f}" for each in (row.float, row.no_data, row.samples))
 
 
@@ -137,7 +138,7 @@ def easynpu(names: Sequence[str] = EASYNPU) -> Rows:
     """Utilisation on every machine, and the host's traffic on the default one over the least of any program."""
     yield "network", *MACHINES, "traffic"
     for name in names:
-        reports = {each: _easynpu(SHARED / f"{name}.onnx", each) for each in MACHINES}
+        reports = {each: _easynpu(TRAINED / f"{name}.onnx", each) for each in MACHINES}
         traffic = reports["default"]["host_traffic"]
         moved = (traffic["map_bytes"] + traffic["weight_bytes"]) / traffic["least_bytes"]
         yield name, *(f"{each['utilization']:.3f}" for each in reports.values()), f"{moved:.2f}"

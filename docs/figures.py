@@ -61,7 +61,7 @@ def stated(page: str, name: str) -> dict[str, int]:
     """The figures of a page for one of its compilations, with synthetic samples."""
     keys, compilations = PAGES[page]
     model, target, options = compilations[name]
-    source = tables.SHARED / model if model == TINY else MODELS[model]()
+    source = tables.TRAINED / model if model == TINY else MODELS[model]()
     report = compile_model(source, target=target, calibration="synthetic", proof="off", **options).report
     return {key: report[key] for key in keys}
 
