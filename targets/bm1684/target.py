@@ -65,9 +65,9 @@ class Bm1684(Target):
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The passes that rewrite forms without calls of the machine."""
-        from npuc.targets.bm1684.network.passes import FIXED, PASSES
+        from npuc.targets.bm1684.network.passes import PASSES, fixed_passes
 
-        return FIXED if options.precision == "int8" else PASSES
+        return fixed_passes(options.steps) if options.precision == "int8" else PASSES
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that no calls can compute, with the constraint it violates."""

@@ -64,3 +64,19 @@ def test_rescaled_images_of_a_batch_stay_apart(shape: tuple[int, ...], tmp_path:
     graph = network((2, 4, 4, 4), "y", *nodes, *ends, w=weights)
     report = verified(graph, Case("bm1684", "int8"), tmp_path)
     assert report["bit_exact"] and report["outputs"][0]["sqnr_db"] > 25
+
+
+@pytest.mark.parametrize("zero", [0, -128])
+@pytest.mark.parametrize("operands", ["d x", "x d", "x d x", "d d x"])
+def test_what_stands_beside_given_scales_reaches_beyond_them(operands: str, zero: int, tmp_path: Path) -> None:
+    need_compiler()
+    nodes = (
+        node("QuantizeLinear", "x s z", "q"),
+        node("DequantizeLinear", "q s z", "d"),
+        node("Concat", operands, "j", axis=2),
+        node("Conv", "j w", "y"),
+    )
+    given = {"s": np.float32(0.004), "z": np.int8(zero), "w": np.eye(4, dtype=np.float32)[..., None, None]}
+    graph = network((1, 4, 4, 4), "y", *nodes, **given)
+    report = verified(graph, Case("bm1684", "int8"), tmp_path)
+    assert report["bit_exact"] and report["outputs"][0]["sqnr_db"] > 25

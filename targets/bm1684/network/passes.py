@@ -7,6 +7,7 @@ The host gives an input with another first axis, such as the windows of an atten
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from npuc.ir import Attr, Graph, Node
@@ -37,7 +38,9 @@ from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.passes.rewriting.rules import Rewriter, rewrite
+from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
+from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.network.fixed import MOST_WINDOW
 from npuc.targets.bm1684.network.limits import IMAGES, MOST_BLOCKS
 from npuc.targets.bm1684.network.support import MOST_DILATION, MOST_EXTENT, MOST_PADDING, MOST_STRIDE
@@ -126,7 +129,7 @@ PASSES: tuple[Pass, ...] = (
     FoldExtents(MOST_EXTENT - 2 * MOST_PADDING),
 )
 """Constants are folded first, since a rounding that moved before a Concat may apply to a constant."""
-FIXED: tuple[Pass, ...] = (
+_FIXED: tuple[Pass, ...] = (
     move_as_floats,
     volumes_to_images,
     FoldStrides(MOST_STRIDE, MOST_BLOCKS),
@@ -147,4 +150,8 @@ FIXED: tuple[Pass, ...] = (
     tensors_to_images,
     GemmToConv(IMAGES, batches=True),
 )
-"""The passes of --precision int8."""
+
+
+def fixed_passes(scales: Mapping[str, Steps]) -> tuple[Pass, ...]:
+    """The passes of --precision int8. scales: those of a table, by the model's names."""
+    return (*_FIXED, RescaleMixedConcats(IMAGES, scales))
