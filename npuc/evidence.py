@@ -24,6 +24,7 @@ def evidence(quantised: Quantised) -> Files:
         "tensors": {
             name: {
                 "float": quantised.floats[name],
+                "unlimited": name in quantised.unlimited,
                 "scale": quantised.scales[name],
                 "zero_point": quantised.zeros.get(name, 0),
                 "factors": quantised.factors[name].tolist() if name in quantised.factors else [],

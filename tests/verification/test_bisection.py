@@ -20,6 +20,7 @@ import pytest
 import npuc
 from npuc.ir import Node
 from npuc.models import detector, ds_cnn, resnet8
+from npuc.models.digits import FOLDER
 from npuc.models.scenes import scenes
 from npuc.quantize.network.construction import GraphBuilder, Quantised
 from npuc.verification.bisection import largest_loss
@@ -160,3 +161,13 @@ def test_faults_of_every_layer_in_turn_are_named(
         _expect_named(*networks[name], target, fault, monkeypatch)
         if fault.seen <= number:  # the network has no such layer
             return
+
+
+def test_a_sum_that_its_own_pass_limits_afterwards_is_no_loss() -> None:
+    """Before, it was compared with the ReLU's result: -4.3 dB, which --bisect blamed in a network of 39 dB."""
+    model, samples = FOLDER / "digits.onnx", np.load(FOLDER / "digits_test.npz")["x"][:64]
+    made = npuc.compile(model, "nvdla-small", calibration=samples)
+    rows = npuc.verify(model, made, samples)["layers"]
+    before, _ = (row for row in rows if row["name"] == "n4_Relu")
+    assert before["bit_exact"] and before["entire"] is before["single"] is None
+    assert all(row[view]["sqnr_db"] > 30 for row in rows if row is not before for view in ("entire", "single"))

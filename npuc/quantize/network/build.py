@@ -169,7 +169,7 @@ class IntegerBuilder(GraphBuilder):
             self.add(Node(op, (*inputs, *extra), outputs, attrs, name, node.sources))
             return
         free = self.fresh(f"{outputs[0]}/unlimited")
-        self.stand(free, node.output)
+        self.before_limits(free, node.output)
         self.add(Node(op, (*inputs, *extra), (free,), attrs, name, node.sources))
         op, attrs, extra = behind
         self.add(Node(op, (free, *extra), outputs, attrs, f"{name}/limits", node.sources))

@@ -27,7 +27,8 @@ class Quantised:
 
     zeros: the zero points that are not 0. factors: for equalised tensors, what the scale of each channel (axis 1)
     is multiplied by. forms: the integer form of every float tensor with its own. sources: the result of the float
-    convolution to which integer weights belong.
+    convolution to which integer weights belong. unlimited: tensors that have the scale of their float tensor, but
+    not yet its limits.
     """
 
     graph: Graph
@@ -37,6 +38,7 @@ class Quantised:
     factors: Mapping[str, Array] = field(default_factory=dict[str, Array])
     forms: Mapping[str, str] = field(default_factory=dict[str, str])
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    unlimited: frozenset[str] = frozenset()
 
 
 class Quantise(Protocol):
@@ -86,6 +88,7 @@ class GraphBuilder:
         self._stored: dict[str, tuple[str, str]] = {}
         self._shared: dict[str, str] = {}
         self._stands: dict[str, str] = {}
+        self._unlimited: set[str] = set()
 
     def steps(self, tensor: str) -> Steps:
         """The scale and zero point of a float tensor's int8 form."""
@@ -113,9 +116,10 @@ class GraphBuilder:
         self._shared[tensor] = integers
         self._stands.setdefault(integers, tensor)
 
-    def stand(self, integers: str, tensor: str) -> None:
-        """Gives integers the scale and zero point of a float tensor, whose int8 form they need not be."""
+    def before_limits(self, integers: str, tensor: str) -> None:
+        """Gives integers the scale and zero point of a float tensor, whose int8 form a limit makes of them."""
         self._stands[integers] = tensor
+        self._unlimited.add(integers)
 
     def add(self, node: Node) -> None:
         """Appends an integer node, given in terms of the integer graph's tensor names."""
@@ -164,7 +168,8 @@ class GraphBuilder:
         zeros = {name: self.zeros[tensor] for name, tensor in present.items() if self.zeros[tensor]}
         scales = {name: self.scales[tensor] for name, tensor in present.items()}
         forms = {tensor: self.own(tensor) for tensor in self.scales if self.own(tensor) in graph.tensors}
-        return Quantised(graph, scales, floats, zeros, forms=forms, sources=self.sources)
+        unlimited = frozenset(self._unlimited)
+        return Quantised(graph, scales, floats, zeros, forms=forms, sources=self.sources, unlimited=unlimited)
 
     def _border(self, source: str, result: str, op: str, tensor: str) -> None:
         """Quantises or dequantises a tensor, unless its other form already exists."""

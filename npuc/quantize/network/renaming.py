@@ -54,6 +54,7 @@ def integers_renamed(graph: Graph, quantised: Quantised, names: Mapping[str, str
         _by_new(quantised.factors, new),
         {tensor: new.get(name, name) for tensor, name in quantised.forms.items()},
         _by_new(quantised.sources, new),
+        frozenset(new.get(name, name) for name in quantised.unlimited),
     )
 
 

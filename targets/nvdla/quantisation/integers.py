@@ -137,7 +137,7 @@ class Integers(ElementwiseBuilder):
     def unlimited(self, name: str, tensor: str) -> str:
         """The name of a result before its limits, which has the result's scale."""
         free = super().unlimited(name, tensor)
-        self.stand(free, tensor)
+        self.before_limits(free, tensor)
         return free
 
     def write(self, node: Node) -> None:
