@@ -1,9 +1,8 @@
-"""The loadable of a compiled program, and the scales that the user needs, as files.
+"""The loadable of a compiled program, the scales that the user needs, and its self test, as files.
 
-Before it is returned, the loadable is read back, interpreted like the stock firmware and run on the functional
-model with a sample of every kind: the engine must compute the program's own results, bit for bit.
-
-Runs a loadable like the stock runtime and firmware, on the functional model.
+Before it is returned, the loadable is read back, interpreted like the stock runtime and firmware and run on the
+functional model with a sample of every kind: the engine must compute the program's own results, bit for bit. The
+self test has the runtime's buffers for stored samples, and the comparison.
 """
 
 from __future__ import annotations

@@ -7,7 +7,10 @@ Y: multiply, shift, ALU, look-up tables; its operands from memory pass through a
 
 Output: (x - offset) * scale >> shift, rounded, saturated to 17 bits, then to the output type.
 
-Source: Numbers, as on the RTL; fp16: FP16 Supporting (float32 inside, no shifts and no conversion).
+SDP_RDMA fetches the input of SDP, unless it comes from CACC, and the operands of its units.
+
+Source: Numbers, as on the RTL; fp16: FP16 Supporting (float32 inside, no shifts and no conversion); in-memory
+formats, from Bias Data Format to Element-Wise Data Format (BytesPerAtom); Arithmetic, cubes of 1 x 1.
 """
 
 from __future__ import annotations
