@@ -1,8 +1,9 @@
-"""NVDLA's registers, declared from the tables in tables/ as words of npuc.bits.
+"""NVDLA's registers, declared from the tables in tables/ as words of npuc.bits, and the driver's commands on them.
 
 A register map finds registers by name (`CDMA.D_BANK`, or `NVDLA_CDMA.D_BANK_0` as in NVDLA's test programs) and by
 byte address. Encoder, decoder and listing derive from each declaration; unused bits are declared as
-`reserved_HIGH_LOW` and preserved. nv_large has the map of nv_small.
+`reserved_HIGH_LOW` and preserved. nv_large has the map of nv_small. Files of commands, and loadables, are known by
+their first bytes.
 
 Source: the register tables of nv_small and nv_full (block, register, address, reset value, field, lsb, width,
 named values).
@@ -225,3 +226,70 @@ def _field(row: Mapping[str, str]) -> Field:
     named = (pair.partition("=") for pair in row["values"].split())
     values = tuple((name, int(value)) for name, _, value in named)
     return Field(row["field"], int(row["lsb"]), int(row["width"]), values)
+
+
+SEQUENTIAL, SEQUENCERS, VERILATOR = PLAYERS = ("sequential", "sequencers", "verilator")
+"""Who executes a register program as a test program: one player in order, a sequencer for each block, or the
+Verilator test bench of NVDLA's tree, which looks for interrupts after all registers have been written.
+"""
+
+
+@frozen
+class Write:
+    """The driver writes a register."""
+
+    address: int
+    """In bytes."""
+    value: int
+
+
+@frozen
+class Poll:
+    """The driver reads a register until its bits under the mask have a value."""
+
+    address: int
+    mask: int
+    value: int
+
+
+@frozen
+class Wait:
+    """The driver waits for an interrupt: a source of GLB.S_INTR_STATUS and its group, or any interrupt."""
+
+    source: str | None = None
+    """SDP, PDP, CDP, BDMA, RUBIK, CDMA_DAT, CDMA_WT or CACC."""
+    group: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}_{self.group}" if self.source else "any interrupt"
+
+
+Command = Write | Poll | Wait
+RECORD_BYTES = 16
+"""Of a command in the file of a register program."""
+LIKE = ("nvdla-small", "nvdla-large", "nvdla-full")
+"""The targets whose register programs are alike from the outside."""
+LOADABLE = b"NVDA"
+"""Bytes 4 to 8 of a loadable: the identifier of its flatbuffer."""
+RECORD_END = "ffffffff0000100400000000"
+"""The ending of a register program's first record, in hexadecimal."""
+
+
+def is_loadable(path: Path) -> bool:
+    """Whether a file is a loadable; not one that cannot be read."""
+    return _head(path)[4:8] == LOADABLE
+
+
+def is_register_program(path: Path) -> bool:
+    """Whether a file holds register records, binary or in hexadecimal."""
+    head = _head(path)
+    binary, text = head[:RECORD_BYTES][::-1].hex(), head.split(b"\n")[0].strip().decode("ascii", "replace")
+    return binary.endswith(RECORD_END) or text.lower().endswith(RECORD_END)
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4 * RECORD_BYTES)
+    except OSError:
+        return b""
