@@ -38,8 +38,7 @@ from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.pipeline import Pass
-from npuc.targets.bm1684.network.fixed import MOST_WINDOW
-from npuc.targets.bm1684.network.limits import IMAGES, MOST_BLOCKS
+from npuc.targets.bm1684.network.fixed import IMAGES, MOST_BLOCKS, MOST_WINDOW
 from npuc.targets.bm1684.network.support import MOST_DILATION, MOST_EXTENT, MOST_PADDING, MOST_STRIDE
 
 WINDOWS = ("Conv", "ConvTranspose", *POOLS)
