@@ -11,7 +11,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import Op, Operators, build
 from npuc.ops.declaration import tokens
-from npuc.targets.easynpu.layers.operators import OPERATORS as EASYNPU
+from npuc.targets.easynpu.layers.nodes import OPERATORS as EASYNPU
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS as NVDLA
 
 TABLES: Mapping[str, Operators] = {

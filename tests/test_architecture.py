@@ -44,7 +44,7 @@ LIGHT = (
     "npuc.interpreter", "npuc.cli", "npuc.storage.machine_files", "npuc.models", "npuc.quantize",
     "npuc.quantize.network.build", "npuc.running", "npuc.targets.easynpu.machine.isa",
     "npuc.targets.easynpu.target", "npuc.targets.easynpu.simulate.simulator",
-    "npuc.targets.bm1684.machine.packing",
+    "npuc.targets.bm1684.machine.local_memory",
 )  # fmt: skip
 
 

@@ -17,21 +17,20 @@ from npuc.samples.loading import Samples
 from npuc.storage.pieces import Content, Files
 from npuc.storage.records import read
 from npuc.target import ALTERNATING, RECURRENT, Options, Origin, Stored, Target
+from npuc.targets.bm1684.export import host
 from npuc.targets.bm1684.export import kernel as exported_kernel
-from npuc.targets.bm1684.export import launcher, sdk
-from npuc.targets.bm1684.lowering import images, rules, slicing
+from npuc.targets.bm1684.lowering import rules, slicing
 from npuc.targets.bm1684.lowering.kernel import Kernel
-from npuc.targets.bm1684.lowering.lowered import Lowered
+from npuc.targets.bm1684.lowering.tensors import Lowered
 from npuc.targets.bm1684.machine import parameters as machines
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.network import support
 from npuc.targets.bm1684.plan import planner
 from npuc.targets.bm1684.program import report
 from npuc.targets.bm1684.program.artefact import WEIGHTS_FILE, Contents, Instruction, instructions
-from npuc.targets.bm1684.program.origins import origin
 from npuc.targets.bm1684.program.table import TABLE_FILE
-from npuc.targets.bm1684.program.view import outline, timeline
-from npuc.targets.bm1684.simulate import compilation
+from npuc.targets.bm1684.program.view import origin, outline, timeline
+from npuc.targets.bm1684.simulate import simulator
 from npuc.targets.bm1684.simulate.running import Runner
 from npuc.view import Heading, MemoryAnnotation, Timeline
 
@@ -101,10 +100,10 @@ class Bm1684(Target):
         from npuc.host_nodes import constant_steps
         from npuc.quantize.improvement.search import as_json
         from npuc.targets.bm1684.lowering import fixed
-        from npuc.targets.bm1684.network import quantising
+        from npuc.targets.bm1684.network import fixed as layers
 
         options.begin("choosing scales")
-        network, tried = quantising.network(graph, samples, options)
+        network, tried = layers.network(graph, samples, options)
         options.tell(tried)
         quantised = network.quantised
         options.begin("planning and writing the kernel")
@@ -136,9 +135,9 @@ class Bm1684(Target):
         self, graph: Graph, samples: Samples, options: Options
     ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The integer network of --precision int8, and the trials made to improve it."""
-        from npuc.targets.bm1684.network import quantising
+        from npuc.targets.bm1684.network import fixed
 
-        return quantising.network(graph, samples, options)
+        return fixed.network(graph, samples, options)
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
         """Runs the table's calls on npuc's model of the interface, or on the vendor's chip model."""
@@ -186,18 +185,16 @@ class Bm1684(Target):
         code = exported_kernel.device_code(program, contents, cycles)
         return {
             f"{name}_ok_device_kernel.c": code.encode(),
-            f"{name}_launch.cpp": launcher.host_code(contents).encode(),
+            f"{name}_launch.cpp": host.launcher(contents).encode(),
             WEIGHTS_FILE: program.files.get(WEIGHTS_FILE, b""),
             "map.json": canonical_json(contents.as_json()),
-            **sdk.build_files(name),
-            **({FIRMWARE_HEADER: (compilation.MODEL / FIRMWARE_HEADER).read_bytes()} if contents.fixed else {}),
+            **host.build_files(name),
+            **({FIRMWARE_HEADER: (simulator.MODEL / FIRMWARE_HEADER).read_bytes()} if contents.fixed else {}),
         }
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:  # noqa: ARG002
         """Samples, simulated outputs, and a make target that compares them."""
-        from npuc.targets.bm1684.export import self_test
-
-        return self_test.files(program, inputs)
+        return host.self_test(program, inputs)
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a machine."""
@@ -220,9 +217,9 @@ def _host_step(graph: Graph, node: Node) -> HostStep:
 def _fixed_problems(graph: Graph, options: Options) -> list[Problem]:
     """Every node that 8-bit layers cannot compute, without what only moves the first axis beside one."""
     from npuc.host_nodes import conversion_refusal, emptiness
-    from npuc.targets.bm1684.network import fixed, quantising
+    from npuc.targets.bm1684.network import fixed
 
-    integer = set(quantising.integer(graph))
+    integer = set(fixed.integer(graph))
     found: dict[Node, Problem] = {}
     for node in graph.nodes:
         if fixed.left_to_host(graph, node) and not options.strict:
@@ -243,7 +240,7 @@ Plan = tuple[Graph, Lowered, Kernel]
 
 def _planned(graph: Graph, machine: Machine) -> Plan:
     """The plan with the fewest cycles: the whole batch at once, or its images one after the other."""
-    alone = images.apart(graph)
+    alone = slicing.apart(graph)
     if alone is None:
         return _fitted(graph, machine)
     plans, refused = list[Plan](), list[DoesNotFit]()

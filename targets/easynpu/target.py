@@ -209,9 +209,9 @@ class EasyNpu(Target):
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:  # noqa: ARG002
         """Samples, the simulator's results for them, and the comparison in C."""
-        from npuc.targets.easynpu.export import self_test
+        from npuc.targets.easynpu.export import c_export
 
-        return self_test.files(program, inputs)
+        return c_export.self_test(program, inputs)
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a machine."""
@@ -224,7 +224,7 @@ class EasyNpu(Target):
     def operators(self) -> list[dict[str, str]]:
         """The operators of the array with their constraints, rewritten operators, and those of the host."""
         from npuc.targets.easynpu.layers import support
-        from npuc.targets.easynpu.layers.movement import MOVES
+        from npuc.targets.easynpu.layers.rewrites import MOVES
 
         host = [
             {

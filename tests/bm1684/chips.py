@@ -12,7 +12,7 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.machine.timing import EngineCycles
-from npuc.targets.bm1684.simulate import compilation, running, simulator
+from npuc.targets.bm1684.simulate import running, simulator
 from npuc.targets.bm1684.simulate.simulator import TimedCall
 
 
@@ -35,10 +35,10 @@ class VendorRun:
 
 def compiled(sources: Mapping[str, bytes], folder: Path) -> Path:
     """An executable in a folder from kernel sources (by file name) and the model."""
-    objects = sorted(compilation.interpreter().parent.glob("*.o"))
-    files = compilation.written(sources, folder)
+    objects = sorted(simulator.interpreter().parent.glob("*.o"))
+    files = simulator.written(sources, folder)
     links = ["-o", "program", *files, *map(str, objects), "-lm"]
-    compilation.build([*compilation.FLAGS, "-I", str(compilation.MODEL), *links], folder)
+    simulator.build([*simulator.FLAGS, "-I", str(simulator.MODEL), *links], folder)
     return folder / "program"
 
 
@@ -64,6 +64,6 @@ def vendor_run(
     with tempfile.TemporaryDirectory() as name:
         image = Path(name) / "memory"
         memory.astype(np.uint8, copy=False).tofile(image)
-        kernels = compilation.shared_library(sources, Path(name))
+        kernels = simulator.shared_library(sources, Path(name))
         cycles = running.called(running.library(folder), kernels, kernel, arguments, image)
         return VendorRun(np.fromfile(image, np.uint8), cycles)

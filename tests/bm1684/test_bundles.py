@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from npuc.targets.bm1684.lowering.kernel import Call, Local, Step, SystemPlace
 from npuc.targets.bm1684.machine.local_memory import Dim4
-from npuc.targets.bm1684.plan.pairing import Bundle, bundled
+from npuc.targets.bm1684.plan.planner import Bundle, bundled
 
 SHAPE = Dim4(1, 4, 2, 8)
 STRIDE = Dim4(64, 16, 8, 1)

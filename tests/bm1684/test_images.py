@@ -8,7 +8,7 @@ import pytest
 
 from npuc.interpreter import run
 from npuc.ir import Graph, Node
-from npuc.targets.bm1684.lowering.images import apart
+from npuc.targets.bm1684.lowering.slicing import apart
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.plan import planner
 from npuc.targets.bm1684.target import _fitted, _planned  # pyright: ignore[reportPrivateUsage]

@@ -12,7 +12,7 @@ import pytest
 
 from npuc.models import MODELS
 from npuc.program import load
-from npuc.targets.bm1684.simulate import compilation, running
+from npuc.targets.bm1684.simulate import running, simulator
 from tests.bm1684.kernels import vendor_libraries
 from tests.cli.process import SYNTHETIC, npuc
 from tests.files import arrays
@@ -27,7 +27,7 @@ ROOM = 1 << 27
 def built(folder: Path, name: str, libraries: str) -> Path:
     """The launcher with its kernel and the vendor's model, by the rules of the SDK."""
     kernel = folder / f"{name}_ok_device_kernel.o"
-    make = ["make", "-C", str(folder), "kernel", "CROSS=", f"OKKERNEL={compilation.MODEL}"]
+    make = ["make", "-C", str(folder), "kernel", "CROSS=", f"OKKERNEL={simulator.MODEL}"]
     subprocess.run(make, check=True, capture_output=True)
     flags = ["-std=c++11", "-Wall", "-Wextra", "-O1", "-rdynamic", "-I", str(DEVICE.parent)]
     (folder / SONAME).symlink_to(Path(libraries).resolve() / running.LIBRARY)
@@ -88,7 +88,7 @@ def test_cmake_builds_both_sides(tmp_path: Path) -> None:
     undefined = ["-shared", "-fPIC", "-I", str(bmlib / "include"), "-o", str(bmlib / "lib" / "libbmlib.so")]
     subprocess.run(["g++", *undefined, str(DEVICE), "-Wl,--unresolved-symbols=ignore-all"], check=True)
     given = [
-        f"-DOKKERNEL={compilation.MODEL}",
+        f"-DOKKERNEL={simulator.MODEL}",
         f"-DBMLIB={bmlib}",
         "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined",
     ]

@@ -8,8 +8,7 @@ import pytest
 from npuc.errors import DoesNotFit
 from npuc.ir import Array
 from npuc.targets.bm1684.machine import local_memory as okk
-from npuc.targets.bm1684.machine.local_memory import Dim4
-from npuc.targets.bm1684.machine.packing import empty_memory, pack, pack_matrix
+from npuc.targets.bm1684.machine.local_memory import Dim4, empty_memory, pack, pack_matrix
 from npuc.targets.bm1684.machine.parameters import Machine, load
 
 FOUR = Machine(npus=4, local_bytes=1024)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from npuc.errors import DoesNotFit
-from npuc.targets.bm1684.machine.matrix_width import alternatives, best_width, described, width, widths
+from npuc.targets.bm1684.lowering.products import alternatives, best_width, described, width, widths
 from npuc.targets.bm1684.machine.parameters import Machine
 
 FOUR, CHIP = Machine(npus=4, local_bytes=4096), Machine()

@@ -14,7 +14,7 @@ import pytest
 from npuc.models import MODELS
 from npuc.program import as_loaded, load
 from npuc.target import Options, Request
-from npuc.targets.bm1684.simulate import compilation
+from npuc.targets.bm1684.simulate import simulator
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
@@ -108,10 +108,10 @@ def test_the_exported_c_compiles_without_a_warning(tmp_path: Path) -> None:
     kernel, launch = "npuc_unet_small_ok_device_kernel.c", "npuc_unet_small_launch.cpp"
     build = {"Makefile", "CMakeLists.txt"}
     assert {each.name for each in folder.iterdir()} == {kernel, launch, "weights.bin", "map.json", *build}
-    include = ["-I", str(compilation.MODEL)]
+    include = ["-I", str(simulator.MODEL)]
     for standard in ("-std=c99", "-std=c11"):
         flags = [standard, "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-fsyntax-only"]
-        subprocess.run([compilation.compiler(), *flags, *include, str(folder / kernel)], check=True)
+        subprocess.run([simulator.compiler(), *flags, *include, str(folder / kernel)], check=True)
 
 
 def _exported(name: str, tmp_path: Path, folder: Path) -> Path:
@@ -129,12 +129,12 @@ def test_two_networks_fit_into_one_firmware(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         _exported(name, tmp_path, folder)
-        include, cross = f"OKKERNEL={compilation.MODEL}", "CROSS="
+        include, cross = f"OKKERNEL={simulator.MODEL}", "CROSS="
         subprocess.run(["make", "-C", str(folder), "kernel", cross, include], check=True, capture_output=True)
         made += [str(each) for each in folder.glob("*ok_device_*.o")]
     assert len(made) == 2
     together = ["-r", "-nostdlib", "-o", str(tmp_path / "firmware.o"), *made]
-    subprocess.run([compilation.compiler(), *together], check=True)
+    subprocess.run([simulator.compiler(), *together], check=True)
 
 
 BMLIB = Path(__file__).with_name("bmlib")

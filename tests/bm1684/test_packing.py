@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from npuc.errors import DoesNotFit
 from npuc.targets.bm1684.machine import local_memory as okk
-from npuc.targets.bm1684.machine.local_memory import Dim4
-from npuc.targets.bm1684.machine.packing import (
+from npuc.targets.bm1684.machine.local_memory import (
+    Dim4,
     empty_memory,
     pack,
     pack_matrix,

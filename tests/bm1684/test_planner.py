@@ -15,7 +15,7 @@ from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.targets.bm1684.lowering import rules
 from npuc.targets.bm1684.lowering.kernel import Call, Kernel
-from npuc.targets.bm1684.lowering.lowered import Lowered
+from npuc.targets.bm1684.lowering.tensors import Lowered
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.network.passes import PASSES
 from npuc.targets.bm1684.plan import planner

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from npuc.models.digits import FOLDER
-from npuc.targets.bm1684.simulate import compilation
+from npuc.targets.bm1684.simulate import simulator
 from tests.bm1684.kernels import need_compiler
 from tests.cli.process import SYNTHETIC, npuc
 from tests.onnx_models import parse
@@ -41,17 +41,17 @@ def _symbols(sources: list[Path], folder: Path) -> list[list[str]]:
     objects = [folder / f"{number}_{source.stem}.o" for number, source in enumerate(sources)]
     for source, made in zip(sources, objects, strict=True):
         command = [
-            compilation.compiler(),
+            simulator.compiler(),
             *FREESTANDING,
             "-I",
-            str(compilation.MODEL),
+            str(simulator.MODEL),
             "-o",
             str(made),
             str(source),
         ]
         subprocess.run(command, check=True)
     linked = ["-r", "-nostdlib", "-o", str(folder / "firmware.o"), *map(str, objects)]
-    subprocess.run([compilation.compiler(), *linked], check=True)
+    subprocess.run([simulator.compiler(), *linked], check=True)
     listed = ["nm", "--defined-only", "--extern-only", "--format=posix"]
     found = [
         subprocess.run([*listed, each], check=True, capture_output=True, text=True).stdout for each in objects

@@ -23,7 +23,7 @@ from npuc.target import Options, Request
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.program.artefact import instructions
 from npuc.targets.bm1684.program.table import TABLE_FILE, read
-from npuc.targets.bm1684.simulate import compilation
+from npuc.targets.bm1684.simulate import simulator
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler
 from tests.bm1684.random_graphs import draw
@@ -67,8 +67,8 @@ static inline void npuc_parallel_end(void) { okk_parallel_end(); }
 
 def _declared(header: str, prefix: str) -> list[tuple[str, str]]:
     """Name and parameters of the functions of a header of the model."""
-    command = [compilation.compiler(), "-E", "-P", "-x", "c", "-I", str(compilation.MODEL), "-"]
-    text = (compilation.MODEL / header).read_text()
+    command = [simulator.compiler(), "-E", "-P", "-x", "c", "-I", str(simulator.MODEL), "-"]
+    text = (simulator.MODEL / header).read_text()
     text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
     return re.findall(rf"void {prefix}(\w+)\(([^)]*)\)", " ".join(text.split()))
 
@@ -111,7 +111,7 @@ def _code(program: Program) -> bytes:
 
 def _exported_calls(program: Program, folder: Path) -> list[str]:
     (folder / "kernel.c").write_bytes(_code(program))
-    command = [compilation.compiler(), "-std=c11", "-I", str(compilation.MODEL), "-o", "made"]
+    command = [simulator.compiler(), "-std=c11", "-I", str(simulator.MODEL), "-o", "made"]
     subprocess.run([*command, _recorder(folder), "kernel.c"], cwd=folder, check=True)
     return subprocess.run([folder / "made"], capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -318,8 +318,8 @@ def test_names_of_tensors_stay_in_their_comments(name: str, tmp_path: Path) -> N
     program = as_loaded(whole(Request(tmp_path / "model.onnx", BM1684, Options(precision="fp32"))).program)
     (tmp_path / "kernel.c").write_bytes(_code(program))
     for standard in ("-std=c99", "-std=c11"):
-        flags = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(compilation.MODEL)]
-        subprocess.run([compilation.compiler(), standard, *flags, str(tmp_path / "kernel.c")], check=True)
+        flags = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(simulator.MODEL)]
+        subprocess.run([simulator.compiler(), standard, *flags, str(tmp_path / "kernel.c")], check=True)
 
 
 def test_a_kernel_without_calls_compiles_without_a_warning(tmp_path: Path) -> None:
@@ -328,8 +328,8 @@ def test_a_kernel_without_calls_compiles_without_a_warning(tmp_path: Path) -> No
     onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
     program = as_loaded(whole(Request(tmp_path / "model.onnx", BM1684, Options(precision="int8"))).program)
     (tmp_path / "kernel.c").write_bytes(_code(program))
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(compilation.MODEL)]
-    subprocess.run([compilation.compiler(), *flags, str(tmp_path / "kernel.c")], check=True)
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(simulator.MODEL)]
+    subprocess.run([simulator.compiler(), *flags, str(tmp_path / "kernel.c")], check=True)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import pytest
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.bm1684.machine import local_memory
-from npuc.targets.bm1684.machine.local_memory import Dim4
-from npuc.targets.bm1684.machine.packing import empty_memory, pack, pack_matrix
+from npuc.targets.bm1684.machine.local_memory import Dim4, empty_memory, pack, pack_matrix
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.simulate import running, simulator
 from tests.bm1684 import chips, random_calls

@@ -22,7 +22,7 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import FUSED_INPUT
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.export.assembling import expect_legal
-from npuc.targets.easynpu.layers.fusion import fused_behind
+from npuc.targets.easynpu.layers.nodes import fused_behind
 from npuc.targets.easynpu.layers.rewrites import with_latest_first
 from npuc.targets.easynpu.layers.windows import anchored, chains_of, whole
 from npuc.targets.easynpu.machine.isa import Layer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from npuc.targets.easynpu.machine.chains import check, expect_kept
 from npuc.targets.easynpu.machine.isa import Instruction, Layer
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.rules import check, expect_kept
 from npuc.targets.easynpu.simulate.walk import chains_of
 
 CONV, CONV_RELU, DWCONV, BN, RELU, MAXPOOL, ADD = 0x00, 0x04, 0x01, 0x02, 0x06, 0x0E, 0x16

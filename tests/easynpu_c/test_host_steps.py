@@ -16,8 +16,7 @@ from npuc.host.copies import Copy
 from npuc.host.step import HostStep
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.targets.easynpu.export.c_host import HostCall, operations
-from npuc.targets.easynpu.export.c_plan import plan
+from npuc.targets.easynpu.export.c_plan import HostCall, operations, plan
 from npuc.targets.easynpu.machine.parameters import Machine
 from tests.easynpu_c import compiling
 

@@ -14,8 +14,8 @@ from onnx import helper
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import OPS
 from npuc.targets.easynpu.export.assembling import expect_legal
-from npuc.targets.easynpu.layers.movement import with_reshape_words
-from npuc.targets.easynpu.layers.operators import WORD_OP
+from npuc.targets.easynpu.layers.nodes import WORD_OP
+from npuc.targets.easynpu.layers.rewrites import with_reshape_words
 from npuc.targets.easynpu.layers.windows import is_tileable
 from npuc.targets.easynpu.simulate.walk import segments_of
 from tests.easynpu_tables.test_networks import EASYNPU, Outcome, conv, model, outcome, weights

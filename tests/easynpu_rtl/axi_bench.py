@@ -14,8 +14,7 @@ from typing import Any
 from amaranth.hdl import Value
 from amaranth.sim import Simulator
 
-from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.registers import REGISTERS, identity
+from npuc.targets.easynpu.machine.parameters import REGISTERS, Machine, identity
 
 MACHINE = Machine(fmap_words=48, skip_words=64, weight_words=40, itcm_words=20)
 INDEX_BITS = 6

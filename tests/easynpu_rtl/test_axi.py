@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
 
-from npuc.targets.easynpu.rtl.axi.wrapper import Adapter
+from npuc.targets.easynpu.rtl.wrapper import Adapter
 from tests.easynpu_rtl import axi_mutants, axi_trials
 from tests.easynpu_rtl.axi_trials import TRIALS, TRIALS_OF_WAITS, Trial
 from tests.easynpu_rtl.mutants import Mutant, source

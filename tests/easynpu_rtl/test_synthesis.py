@@ -17,12 +17,11 @@ from amaranth.back.rtlil import convert
 
 from npuc.errors import ArtefactError
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.rtl import build, export
-from npuc.targets.easynpu.rtl.axi import wrapper
-from npuc.targets.easynpu.rtl.axi.wrapper import Adapter
+from npuc.targets.easynpu.rtl import build, export, wrapper
 from npuc.targets.easynpu.rtl.core import Core, verilog
 from npuc.targets.easynpu.rtl.pe import MODULE, Pe
 from npuc.targets.easynpu.rtl.verilog import WAIVERS
+from npuc.targets.easynpu.rtl.wrapper import Adapter
 
 
 def said(command: Sequence[str], script: str, folder: Path) -> str:

@@ -15,8 +15,8 @@ from npuc.onnx_files.export import to_onnx
 from npuc.program import save
 from npuc.storage.mapped import HEAVY, place_of
 from npuc.storage.pieces import Files, Pieces, contents_of
-from npuc.targets.bm1684.lowering import weights as region
-from npuc.targets.bm1684.lowering.weights import ConstantRegion
+from npuc.targets.bm1684.lowering import tensors as region
+from npuc.targets.bm1684.lowering.tensors import ConstantRegion
 from npuc.verification import equivalence, isolation
 from tests.passes.networks import network, node
 

@@ -1,234 +1,35 @@
 """The device kernel in C: the calls of the table, with one function per layer and named local-memory buffers.
 
 Copies from system memory form one table; layers that make the same calls at different addresses share a function.
-
-The layers of a program as C functions; layers that make the same calls at different addresses share one.
-
-Copies from system to local memory as rows of a C table, and the function that executes some of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
+from typing import Any
 
 from npuc.frozen import frozen
 from npuc.program import Program
-from npuc.targets.bm1684.export.loops import INDENT, rolled
-from npuc.targets.bm1684.export.places import BufferConstants
-from npuc.targets.bm1684.export.statements import Statement
-from npuc.targets.bm1684.lowering.kernel import SystemPlace
+from npuc.targets.bm1684.export.loops import INDENT, Statement, rolled
+from npuc.targets.bm1684.lowering.kernel import Call, SystemPlace
 from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.program.artefact import Computed, Contents, Instruction, instructions, layers_of, table_of
-from npuc.targets.bm1684.program.emission import FIRMWARE, call_text
-from npuc.targets.bm1684.program.table import CallRegion
-from npuc.text.escaping import c_comment
-
-COPY = "gdma_32bit_cpy_S2L"
-TYPE = """\
-typedef struct {
-    local_addr_t to;
-    int region;  /* of the arguments */
-    system_addr_t offset;
-    dim4 shape, to_stride, from_stride;
-} copy;
-"""
-FUNCTION = """\
-/* Makes `count` copies of the table from the row `first` on. */
-static void load(const arguments *to, int first, int count)
-{{
-    const system_addr_t regions[] = {{{regions}}};
-    for (const copy *each = COPIES + first; each < COPIES + first + count; each++)
-        okk_gdma_32bit_cpy_S2L(each->to, regions[each->region] + each->offset, &each->shape, &each->to_stride,
-                               &each->from_stride);
-}}
-"""
-
-
-@dataclass
-class Copies:
-    """The rows of the table, appended while the layers' calls are written."""
-
-    regions: Sequence[str]
-    rows: list[str] = field(default_factory=list[str])
-    count: int = 0
-    layer: str = ""
-
-    def begin(self, layer: str) -> int:
-        """The number of the next row. layer: the title of the layer that the following rows belong to."""
-        if layer != self.layer:
-            self.rows.append(f"    {c_comment(f'{self.count}: in {layer}')}")
-            self.layer = layer
-        return self.count
-
-    def add(self, each: Instruction, write: Callable[[Position], str]) -> None:
-        """Appends a copy that `may_be_row` accepts."""
-        to, start, shape, to_stride, from_stride = each.call.args
-        assert isinstance(to, Position) and isinstance(start, SystemPlace)
-        dims = ", ".join(_dim(dim) for dim in (shape, to_stride, from_stride))
-        note = c_comment(f"for {each.tensor}")
-        self.rows.append(
-            f"    {{{write(to)}, {self.regions.index(start.region)}, {start.offset:#x}, {dims}}},  {note}"
-        )
-        self.count += 1
-
-    def text(self) -> str:
-        """The table and the function in C; empty without rows."""
-        if not self.count:
-            return ""
-        fields = ", ".join(f"to->{region}" for region in self.regions)
-        table = "\n".join(("static const copy COPIES[] = {", *self.rows, "};\n"))
-        return f"{TYPE}\n{table}\n{FUNCTION.format(regions=fields)}"
-
-
-def may_be_row(each: Instruction) -> bool:
-    """Whether a call is a copy from system to local memory with both strides explicit."""
-    kinds = (Position, SystemPlace, Dim4, Dim4, Dim4)
-    args = each.call.args
-    fits = len(args) == len(kinds) and all(map(isinstance, args, kinds))
-    return each.call.name == COPY and fits
-
-
-def _dim(dim: object) -> str:
-    assert isinstance(dim, Dim4)
-    return f"{{{', '.join(map(str, dim))}}}"
-
-
-NAMES = 12
-"""The most nodes or tensors that a comment lists."""
-SHORTEST = 2
-"""The fewest lines of a function that layers share."""
-
-
-@frozen
-class LayerLines:
-    """A layer's number, its comment (what it computes and moves for other layers) and its lines."""
-
-    number: int
-    comment: str
-    lines: tuple[str, ...]
-
-    @property
-    def statements(self) -> tuple[Statement, ...]:
-        """The lines, each split into text and values."""
-        return tuple(map(Statement.of, self.lines))
-
-
-@frozen
-class LayerFunction:
-    """A C function, and each layer's call of it by layer number."""
-
-    text: str
-    calls: Mapping[int, str]
-
-
-def layers(
-    program: Program, calls: Sequence[Instruction], places: BufferConstants, copies: Copies
-) -> list[LayerLines]:
-    """The layers in execution order. Their copies from system memory are appended to `copies`."""
-    waiting, found = iter(calls), list[LayerLines]()
-    for number, (regions, what) in enumerate(zip(table_of(program).layers, layers_of(program), strict=True)):
-        own = [(region, [next(waiting) for _ in region.calls]) for region in regions]
-        heading = " ".join((f"layer {number}:", what.op, what.tensor))
-        lines = [line for region, each in own for line in _lines(region, each, places, copies, heading)]
-        for_others = dict.fromkeys(call.tensor for _, each in own for call in each if call.tensor != what.tensor)
-        found.append(LayerLines(number, _comment(heading, what, list(for_others)), tuple(rolled(lines))))
-    return found
-
-
-def _comment(heading: str, what: Computed, others: Sequence[str]) -> str:
-    """The comment of a layer: what it computes, its ONNX nodes, and the other layers it moves data for."""
-    lines = [f"{heading}, of {_listed(what.nodes)}" if what.nodes else heading]
-    lines += [f"    beside it: data for {_listed(others)}"] if others else []
-    return "\n".join(map(c_comment, lines))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-    return ", ".join(names[:NAMES]) + more
-
-
-def _lines(
-    region: CallRegion, calls: Sequence[Instruction], places: BufferConstants, copies: Copies, title: str
-) -> Iterator[str]:
-    """The statements of a region; consecutive copies become one call of `load`."""
-    kind = "npuc" if any(call.call.name.startswith(FIRMWARE) for call in calls) else "okk"
-    if region.parallel:
-        yield f"{kind}_parallel_start();"
-    for is_row, group in groupby(calls, key=may_be_row):
-        if is_row:
-            rows = list(group)
-            first = copies.begin(title)
-            for each in rows:
-                copies.add(each, places.writer(each.region))
-            yield f"load(to, {first}, {len(rows)});"
-        else:
-            yield from (f"{call_text(each.call, places.writer(each.region))};" for each in group)
-    if region.parallel:
-        yield f"{kind}_parallel_end();"
-
-
-def functions(made: Sequence[LayerLines]) -> list[LayerFunction]:
-    """One function per layer, or per group of layers that make the same calls at different addresses."""
-    alike: dict[object, list[LayerLines]] = {}
-    for layer in made:
-        alike.setdefault(_shape(layer), []).append(layer)
-    return [_shared(group) if len(group) > 1 else _alone(group[0]) for group in alike.values()]
-
-
-def _shape(layer: LayerLines) -> object:
-    """The key of layers that share a function: everything but addresses and rows of the copy table."""
-    if len(layer.lines) < SHORTEST or any("static const" in line for line in layer.lines):
-        return layer.number
-    return tuple((each.texts, each.values[:0] if _moves(each) else _fixed(each)) for each in layer.statements)
-
-
-def _moves(statement: Statement) -> bool:
-    return statement.texts[0].startswith("load(")
-
-
-def _fixed(statement: Statement) -> tuple[str, ...]:
-    """The values of a statement, with buffer addresses left empty."""
-    return tuple("" if value.base else value.text for value in statement.values)
-
-
-def _alone(layer: LayerLines) -> LayerFunction:
-    function = f"layer_{layer.number}"
-    text = _function(layer.comment, f"{function}(const arguments *to)", layer.lines)
-    return LayerFunction(text, {layer.number: f"{function}(to)"})
-
-
-def _shared(group: Sequence[LayerLines]) -> LayerFunction:
-    """A function for several layers, and the table of the values that differ."""
-    columns = list(
-        zip(*([each for line in layer.statements for each in line.values] for layer in group), strict=True)
-    )
-    differing = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
-    names = {column: f"at[{at}]" for at, column in enumerate(differing)}
-    values = iter(names[column] if column in names else column[0].text for column in columns)
-    body = [each.line([next(values) for _ in each.values]) for each in group[0].statements]
-    function, comment = f"layers_{group[0].number}", "\n".join(layer.comment for layer in group)
-    if not differing:
-        text = _function(comment, f"{function}(const arguments *to)", body)
-        return LayerFunction(text, {layer.number: f"{function}(to)" for layer in group})
-    rows = [
-        f"{INDENT}{{{', '.join(column[at].text for column in differing)}}},  {c_comment(f'layer {layer.number}')}"
-        for at, layer in enumerate(group)
-    ]
-    head = f"static const int {function}_at[{len(group)}][{len(differing)}] = {{"
-    text = _function(comment, f"{function}(const arguments *to, const int *at)", body)
-    calls = {layer.number: f"{function}(to, {function}_at[{at}])" for at, layer in enumerate(group)}
-    return LayerFunction("\n".join((head, *rows, "};\n", text)), calls)
-
-
-def _function(comment: str, declared: str, lines: Sequence[str]) -> str:
-    used = any("SYSTEM(" in line or "load(to" in line for line in lines)
-    body = "\n".join(f"{INDENT}{line}" for line in lines)
-    unused = "" if used else f"{INDENT}(void)to;\n"
-    return f"{comment}\nstatic void {declared}\n{{\n{unused}{body}\n}}\n"
-
+from npuc.targets.bm1684.program.artefact import (
+    Computed,
+    Contents,
+    Instruction,
+    Observed,
+    Occupied,
+    instructions,
+    layers_of,
+    table_of,
+)
+from npuc.targets.bm1684.program.table import FIRMWARE, CallRegion, call_text, local
+from npuc.text.escaping import c_comment, c_identifier
+from npuc.text.names import Names
 
 HEAD = """\
 /* Generated by npuc. {precision}; {cycles} cycles modelled. */
@@ -268,7 +69,7 @@ NOTICE = """\
 def device_code(program: Program, contents: Contents, cycles: int) -> str:
     """The C file of a program. contents: its contents, with the kernel's name. Raises ArtefactError (E502)."""
     calls = instructions(program)
-    places, copies = BufferConstants.of(program, calls), Copies(contents.places)
+    places, copies = _BufferConstants.of(program, calls), _Copies(contents.places)
     made = functions(layers(program, calls, places, copies))
     parts = [_head(contents, contents.machine, cycles), _enumeration(list(places.definitions())), copies.text()]
     parts += [each.text for each in made]
@@ -305,3 +106,303 @@ def _main(kernel: str, calls: dict[int, str]) -> str:
         f"    okk_initialize();\n{body}\n    okk_poll();\n}}\n\n"
         f"OKKERNEL_FUNC_REGISTER({kernel})\n"
     )
+
+
+COPY = "gdma_32bit_cpy_S2L"
+TYPE = """\
+typedef struct {
+    local_addr_t to;
+    int region;  /* of the arguments */
+    system_addr_t offset;
+    dim4 shape, to_stride, from_stride;
+} copy;
+"""
+FUNCTION = """\
+/* Makes `count` copies of the table from the row `first` on. */
+static void load(const arguments *to, int first, int count)
+{{
+    const system_addr_t regions[] = {{{regions}}};
+    for (const copy *each = COPIES + first; each < COPIES + first + count; each++)
+        okk_gdma_32bit_cpy_S2L(each->to, regions[each->region] + each->offset, &each->shape, &each->to_stride,
+                               &each->from_stride);
+}}
+"""
+
+
+@dataclass
+class _Copies:
+    """The rows of the table, appended while the layers' calls are written."""
+
+    regions: Sequence[str]
+    rows: list[str] = field(default_factory=list[str])
+    count: int = 0
+    layer: str = ""
+
+    def begin(self, layer: str) -> int:
+        """The number of the next row. layer: the title of the layer that the following rows belong to."""
+        if layer != self.layer:
+            self.rows.append(f"    {c_comment(f'{self.count}: in {layer}')}")
+            self.layer = layer
+        return self.count
+
+    def add(self, each: Instruction, write: Callable[[Position], str]) -> None:
+        """Appends a copy that `_may_be_row` accepts."""
+        to, start, shape, to_stride, from_stride = each.call.args
+        assert isinstance(to, Position) and isinstance(start, SystemPlace)
+        dims = ", ".join(_dim(dim) for dim in (shape, to_stride, from_stride))
+        note = c_comment(f"for {each.tensor}")
+        self.rows.append(
+            f"    {{{write(to)}, {self.regions.index(start.region)}, {start.offset:#x}, {dims}}},  {note}"
+        )
+        self.count += 1
+
+    def text(self) -> str:
+        """The table and the function in C; empty without rows."""
+        if not self.count:
+            return ""
+        fields = ", ".join(f"to->{region}" for region in self.regions)
+        table = "\n".join(("static const copy COPIES[] = {", *self.rows, "};\n"))
+        return f"{TYPE}\n{table}\n{FUNCTION.format(regions=fields)}"
+
+
+def _may_be_row(each: Instruction) -> bool:
+    """Whether a call is a copy from system to local memory with both strides explicit."""
+    kinds = (Position, SystemPlace, Dim4, Dim4, Dim4)
+    args = each.call.args
+    fits = len(args) == len(kinds) and all(map(isinstance, args, kinds))
+    return each.call.name == COPY and fits
+
+
+def _dim(dim: object) -> str:
+    assert isinstance(dim, Dim4)
+    return f"{{{', '.join(map(str, dim))}}}"
+
+
+NAMES = 12
+"""The most nodes or tensors that a comment lists."""
+SHORTEST = 2
+"""The fewest lines of a function that layers share."""
+
+
+@frozen
+class _LayerLines:
+    """A layer's number, its comment (what it computes and moves for other layers) and its lines."""
+
+    number: int
+    comment: str
+    lines: tuple[str, ...]
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """The lines, each split into text and values."""
+        return tuple(map(Statement.of, self.lines))
+
+
+@frozen
+class _LayerFunction:
+    """A C function, and each layer's call of it by layer number."""
+
+    text: str
+    calls: Mapping[int, str]
+
+
+def layers(
+    program: Program, calls: Sequence[Instruction], places: _BufferConstants, copies: _Copies
+) -> list[_LayerLines]:
+    """The layers in execution order. Their copies from system memory are appended to `copies`."""
+    waiting, found = iter(calls), list[_LayerLines]()
+    for number, (regions, what) in enumerate(zip(table_of(program).layers, layers_of(program), strict=True)):
+        own = [(region, [next(waiting) for _ in region.calls]) for region in regions]
+        heading = " ".join((f"layer {number}:", what.op, what.tensor))
+        lines = [line for region, each in own for line in _lines(region, each, places, copies, heading)]
+        for_others = dict.fromkeys(call.tensor for _, each in own for call in each if call.tensor != what.tensor)
+        found.append(_LayerLines(number, _comment(heading, what, list(for_others)), tuple(rolled(lines))))
+    return found
+
+
+def _comment(heading: str, what: Computed, others: Sequence[str]) -> str:
+    """The comment of a layer: what it computes, its ONNX nodes, and the other layers it moves data for."""
+    lines = [f"{heading}, of {_listed(what.nodes)}" if what.nodes else heading]
+    lines += [f"    beside it: data for {_listed(others)}"] if others else []
+    return "\n".join(map(c_comment, lines))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    return ", ".join(names[:NAMES]) + more
+
+
+def _lines(
+    region: CallRegion, calls: Sequence[Instruction], places: _BufferConstants, copies: _Copies, title: str
+) -> Iterator[str]:
+    """The statements of a region; consecutive copies become one call of `load`."""
+    kind = "npuc" if any(call.call.name.startswith(FIRMWARE) for call in calls) else "okk"
+    if region.parallel:
+        yield f"{kind}_parallel_start();"
+    for is_row, group in groupby(calls, key=_may_be_row):
+        if is_row:
+            rows = list(group)
+            first = copies.begin(title)
+            for each in rows:
+                copies.add(each, places.writer(each.region))
+            yield f"load(to, {first}, {len(rows)});"
+        else:
+            yield from (f"{call_text(each.call, places.writer(each.region))};" for each in group)
+    if region.parallel:
+        yield f"{kind}_parallel_end();"
+
+
+def functions(made: Sequence[_LayerLines]) -> list[_LayerFunction]:
+    """One function per layer, or per group of layers that make the same calls at different addresses."""
+    alike: dict[object, list[_LayerLines]] = {}
+    for layer in made:
+        alike.setdefault(_shape(layer), []).append(layer)
+    return [_shared(group) if len(group) > 1 else _alone(group[0]) for group in alike.values()]
+
+
+def _shape(layer: _LayerLines) -> object:
+    """The key of layers that share a function: everything but addresses and rows of the copy table."""
+    if len(layer.lines) < SHORTEST or any("static const" in line for line in layer.lines):
+        return layer.number
+    return tuple((each.texts, each.values[:0] if _moves(each) else _fixed(each)) for each in layer.statements)
+
+
+def _moves(statement: Statement) -> bool:
+    return statement.texts[0].startswith("load(")
+
+
+def _fixed(statement: Statement) -> tuple[str, ...]:
+    """The values of a statement, with buffer addresses left empty."""
+    return tuple("" if value.base else value.text for value in statement.values)
+
+
+def _alone(layer: _LayerLines) -> _LayerFunction:
+    function = f"layer_{layer.number}"
+    text = _function(layer.comment, f"{function}(const arguments *to)", layer.lines)
+    return _LayerFunction(text, {layer.number: f"{function}(to)"})
+
+
+def _shared(group: Sequence[_LayerLines]) -> _LayerFunction:
+    """A function for several layers, and the table of the values that differ."""
+    columns = list(
+        zip(*([each for line in layer.statements for each in line.values] for layer in group), strict=True)
+    )
+    differing = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
+    names = {column: f"at[{at}]" for at, column in enumerate(differing)}
+    values = iter(names[column] if column in names else column[0].text for column in columns)
+    body = [each.line([next(values) for _ in each.values]) for each in group[0].statements]
+    function, comment = f"layers_{group[0].number}", "\n".join(layer.comment for layer in group)
+    if not differing:
+        text = _function(comment, f"{function}(const arguments *to)", body)
+        return _LayerFunction(text, {layer.number: f"{function}(to)" for layer in group})
+    rows = [
+        f"{INDENT}{{{', '.join(column[at].text for column in differing)}}},  {c_comment(f'layer {layer.number}')}"
+        for at, layer in enumerate(group)
+    ]
+    head = f"static const int {function}_at[{len(group)}][{len(differing)}] = {{"
+    text = _function(comment, f"{function}(const arguments *to, const int *at)", body)
+    calls = {layer.number: f"{function}(to, {function}_at[{at}])" for at, layer in enumerate(group)}
+    return _LayerFunction("\n".join((head, *rows, "};\n", text)), calls)
+
+
+def _function(comment: str, declared: str, lines: Sequence[str]) -> str:
+    used = any("SYSTEM(" in line or "load(to" in line for line in lines)
+    body = "\n".join(f"{INDENT}{line}" for line in lines)
+    unused = "" if used else f"{INDENT}(void)to;\n"
+    return f"{comment}\nstatic void {declared}\n{{\n{unused}{body}\n}}\n"
+
+
+LONGEST = 40
+"""The most characters of a buffer's name in the name of its constant."""
+WEIGHTS: Mapping[str, Callable[[tuple[Any, ...]], str]] = {
+    "bdc_conv2d": lambda args: f"weights {[args[5], args[4].c, *args[6:8]]} in 2IC mode, compact",
+    "bdc_fix8b_conv2d": lambda args: f"weights {[args[5], args[4].c, *args[6:8]]} of 8 bits, compact",
+    "bdc_depthwise2d": lambda args: f"weights {[args[4].c, *args[5:7]]}, compact",
+    "bdc_fix8b_depthwise2d": lambda args: f"weights {[args[4].c, *args[5:7]]} of 8 bits, compact",
+    "bdc_matmul": lambda args: f"right matrix {list(args[5:7])} in the matrix layout, W = {args[8]}",
+}
+"""By call, a description of its third argument: shape and layout."""
+
+
+@frozen
+class _BufferConstants:
+    """The local-memory buffers that calls use, each with a constant named after it."""
+
+    buffers: Sequence[Occupied]
+    names: Sequence[str]
+    """The constant of each buffer."""
+    whats: Sequence[str]
+    """The shape and layout of each buffer's content."""
+
+    @classmethod
+    def of(cls, program: Program, calls: Sequence[Instruction]) -> _BufferConstants:
+        """The buffers of a program's calls. Raises ArtefactError (E502) for a damaged manifest."""
+        regions = 1 + max((call.region for call in calls), default=-1)
+        found = _Finder(Contents.occupied(program.manifest, regions))
+        used = {
+            at: call for call in calls for arg in call.call.args if (at := found.at(arg, call.region)) is not None
+        }
+        ordered = sorted(used, key=lambda at: (found.buffers[at].first, found.buffers[at].start))
+        kept = {each.tensor: each for each in Contents.observed(program.manifest)}
+        weights = {found.at(call.call.args[2], call.region): call.call for call in calls if _weighted(call.call)}
+        buffers = {at: found.buffers[at] for at in ordered}
+        whats = [_what(each, kept.get(each.buffer), weights.get(at)) for at, each in buffers.items()]
+        return cls(list(buffers.values()), _identifiers([each.buffer for each in buffers.values()]), whats)
+
+    def writer(self, region: int) -> Callable[[Position], str]:
+        """A function that writes an address used in a region: the buffer's constant and a byte offset."""
+
+        def text(address: Position) -> str:
+            at = self._finder.at(address, region)
+            if at is None:
+                return local(address)
+            further = address.offset - self.buffers[at].start
+            return f"LOCAL({address.npu}, {self.names[at]}{f' + {further:#x}' if further else ''})"
+
+        return text
+
+    @cached_property
+    def _finder(self) -> _Finder:
+        return _Finder(self.buffers)
+
+    def definitions(self) -> Iterator[str]:
+        """The lines of the enumeration, in order of first use."""
+        for name, each, what in zip(self.names, self.buffers, self.whats, strict=True):
+            note = c_comment(f"{each.buffer}: {what}{each.end - each.start} bytes")
+            yield f"    {name} = {each.start:#x},  {note}"
+
+
+@frozen
+class _Finder:
+    """Finds buffers by address and time."""
+
+    buffers: Sequence[Occupied]
+
+    def at(self, arg: object, region: int) -> int | None:
+        """The number of the buffer that contains an address while a region runs; None if there is none."""
+        if isinstance(arg, Position):
+            for number, each in enumerate(self.buffers):
+                if each.start <= arg.offset < each.end and each.first <= region <= each.last:
+                    return number
+        return None
+
+
+def _weighted(call: Call) -> bool:
+    """Whether a call states the shape of its weights; the call table of a foreign program may be arbitrary."""
+    args = call.args
+    return call.name in WEIGHTS and len(args) > 8 and (call.name == "bdc_matmul" or isinstance(args[4], Dim4))
+
+
+def _identifiers(buffers: Sequence[str]) -> list[str]:
+    """A unique constant for each buffer."""
+    names = Names()
+    return [names.new(f"AT_{c_identifier(buffer)[:LONGEST]}") for buffer in buffers]
+
+
+def _what(buffer: Occupied, kept: Observed | None, weighted: Call | None) -> str:
+    """The shape and layout of a buffer's content, followed by a comma; empty if unknown."""
+    if kept is not None and kept.offset == buffer.start:
+        words = "in words of four images (4N), " if kept.dtype != "float32" else ""
+        local_shape = "" if kept.local_shape == kept.shape else f"as {list(kept.local_shape)} "
+        return f"{kept.dtype} {list(kept.shape)} {words}{local_shape}aligned from NPU {kept.npu}, "
+    return f"{WEIGHTS[weighted.name](weighted.args)}, " if weighted is not None else ""

@@ -5,10 +5,79 @@ Values in arithmetic progression are computed from the loop counter; other value
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from npuc.frozen import frozen
-from npuc.targets.bm1684.export.statements import MOST, CValue, Statement, follows, step
+
+VALUE = re.compile(r"(AT_\w+(?: \+ 0x[0-9a-f]+)?|(?<![\w.])-?(?:0x[0-9a-f]+|\d+)(?![\w.]))")
+"""A buffer's constant with a byte offset, or a separate integer: not part of a name or a float."""
+MOST = 1 << 31
+"""The first number beyond C's int."""
+
+
+@frozen
+class _CValue:
+    """A number or an address, as written in C."""
+
+    text: str
+    base: str
+    """The buffer's constant; empty for a number."""
+    number: int
+    """The number, or the byte offset from the buffer's start."""
+
+    @classmethod
+    def of(cls, text: str) -> _CValue:
+        """Parses a value as it is written in a line."""
+        base, _, offset = text.partition(" + ") if text.startswith("AT_") else ("", "", text)
+        return cls(text, base, int(offset or "0", 0))
+
+    def growing(self, step: int) -> str:
+        """The value plus `i` times a step, in C."""
+        if step == 0:
+            return self.text
+        turns = "i" if abs(step) == 1 else f"i * {abs(step)}"
+        if step > 0 and not (self.base or self.number):
+            return turns
+        return f"{self.text} {'+' if step > 0 else '-'} {turns}"
+
+
+@frozen
+class Statement:
+    """A line split into its values and the texts around them."""
+
+    texts: tuple[str, ...]
+    values: tuple[_CValue, ...]
+
+    @classmethod
+    def of(cls, line: str) -> Statement:
+        """Splits a line."""
+        parts = VALUE.split(line)
+        return cls(tuple(parts[::2]), tuple(map(_CValue.of, parts[1::2])))
+
+    def line(self, values: Sequence[str]) -> str:
+        """The line with its values replaced by these."""
+        written = [self.texts[0]]
+        for value, text in zip(values, self.texts[1:], strict=True):
+            written += [value, text]
+        return "".join(written)
+
+
+def step(first: _CValue, second: _CValue) -> int | None:
+    """The difference between two values; None if they are offsets in different buffers."""
+    return second.number - first.number if first.base == second.base else None
+
+
+def _follows(first: _CValue, second: _CValue, later: _CValue, count: int) -> bool:
+    """Whether `later` is `first` plus `count` times the step from `first` to `second`."""
+    by = step(first, second)
+    return (
+        by is not None
+        and later.base == first.base
+        and abs(by) * count < MOST
+        and (first.number + count * by == later.number)
+    )
+
 
 LONGEST = 12
 """The most statements in a loop body."""
@@ -81,10 +150,10 @@ def _repetitions(statements: Sequence[Statement], at: int, period: int, *, even:
 def _grows(statements: Sequence[Statement], first: int, later: int, period: int, count: int) -> bool:
     """Whether a statement's values continue the progression that starts `count` periods before it."""
     columns = zip(*(statements[each].values for each in (first, first + period, later)), strict=True)
-    return all(follows(start, second, value, count) for start, second, value in columns)
+    return all(_follows(start, second, value, count) for start, second, value in columns)
 
 
-def _columns(statements: Sequence[Statement], at: int, period: int, count: int) -> list[list[CValue]]:
+def _columns(statements: Sequence[Statement], at: int, period: int, count: int) -> list[list[_CValue]]:
     """Each value of a loop body in every iteration."""
     return [
         [statements[at + turn * period + j].values[k] for turn in range(count)]
@@ -96,9 +165,9 @@ def _columns(statements: Sequence[Statement], at: int, period: int, count: int) 
 def _loop(statements: Sequence[Statement], at: int, period: int, count: int) -> _Loop | None:
     """The loop of `count` iterations; None if its table would be too wide, or a number too large for an int."""
     written: list[str] = []
-    table: dict[tuple[CValue, ...], str] = {}
+    table: dict[tuple[_CValue, ...], str] = {}
     for column in _columns(statements, at, period, count):
-        if all(follows(column[0], column[1], later, turn) for turn, later in enumerate(column)):
+        if all(_follows(column[0], column[1], later, turn) for turn, later in enumerate(column)):
             written.append(column[0].growing(step(column[0], column[1]) or 0))
             continue
         if any(value.number >= MOST for value in column):

@@ -16,10 +16,18 @@ from npuc.ir import Array, Graph, Node
 from npuc.targets.bm1684.lowering import matrices, moves
 from npuc.targets.bm1684.lowering.extents import within
 from npuc.targets.bm1684.lowering.kernel import Call, Load, Local, Step, SystemPlace, call
-from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.lowering.orders import ordered
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known, local_shape, merged
-from npuc.targets.bm1684.lowering.weights import ALIGNMENT, ConstantRegion
+from npuc.targets.bm1684.lowering.tensors import (
+    ALIGNMENT,
+    ELEMENT,
+    ConstantRegion,
+    Lowered,
+    SystemView,
+    Tensor,
+    known,
+    local_shape,
+    merged,
+)
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
 

@@ -26,12 +26,11 @@ from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.conv_calls import ConvForm, Image, block_diagonal, block_rows, in_rows, padding
 from npuc.targets.bm1684.lowering.convolutions import single_rows, streams
 from npuc.targets.bm1684.lowering.kernel import Call, Pair, SystemPlace, call
-from npuc.targets.bm1684.lowering.lowered import Lowered
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Lowered, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.quantisation.layers import chip_bias
 from npuc.targets.bm1684.quantisation.operators import FACTORS, LOOKUP, PRODUCT, SHIFTS, SUM, UNSIGNED, ZEROS
+from npuc.targets.bm1684.quantisation.steps import chip_bias
 
 IMAGES = 4
 """Images in a word."""

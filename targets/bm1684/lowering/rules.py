@@ -14,11 +14,10 @@ from npuc.targets.bm1684.lowering import (
     products,
     rearrangements,
     resizing,
-    vectors,
 )
 from npuc.targets.bm1684.lowering.context import Lowering, Rule
 from npuc.targets.bm1684.lowering.functions import RECIPES
-from npuc.targets.bm1684.lowering.lowered import Lowered
+from npuc.targets.bm1684.lowering.tensors import Lowered
 from npuc.targets.bm1684.machine.parameters import Machine
 
 
@@ -62,8 +61,8 @@ RULES: Mapping[str, Rule] = {
     "BatchNormalization": pools.batch_norm,
     "LRN": pools.lrn,
     "InstanceNormalization": pools.instance_norm,
-    "Softmax": vectors.softmax,
-    **dict.fromkeys(REDUCTIONS, vectors.reduction),
+    "Softmax": pools.softmax,
+    **dict.fromkeys(REDUCTIONS, pools.reduction),
     "Pow": functions.power,
     "Gather": rearrangements.gather,
     "PRelu": pools.prelu,

@@ -1,4 +1,4 @@
-"""Places of tensors during lowering: in local memory, and as views of system memory.
+"""Places of tensors during lowering: in local memory, as views of system memory, and in its weight region.
 
 A tensor of ONNX rank 3 or more is stored as (d0, d1, d2 * .. , last) in the 128-byte aligned layout, a matrix
 (M, K) in the matrix layout, which is the aligned layout of (M, ceil(K / W), 1, W).
@@ -6,17 +6,24 @@ A tensor of ONNX rank 3 or more is stored as (d0, d1, d2 * .. , last) in the 128
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+import numpy as np
+
 from npuc.frozen import frozen
-from npuc.targets.bm1684.lowering.kernel import Local
+from npuc.ir import Array
+from npuc.storage.mapped import Growing, release
+from npuc.storage.pieces import Content
+from npuc.targets.bm1684.lowering.kernel import Load, Local, Step
 from npuc.targets.bm1684.machine.local_memory import Dim4, block, ceil_div, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine.parameters import Machine
 
 ELEMENT = 4
 """Bytes of an fp32 element."""
+ALIGNMENT = 128
+"""Alignment in bytes of tensors in local memory and of data in system memory."""
 
 
 @frozen
@@ -152,3 +159,64 @@ def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
         else:
             found.append((extent, stride))
     return tuple(found) or ((1, 0),)
+
+
+@frozen
+class Lowered:
+    """The result of lowering: steps in order, the loads that fill buffers before use, and system memory."""
+
+    steps: tuple[Step, ...]
+    loads: Mapping[str, tuple[Load, ...]]
+    """By buffer, in column order."""
+    buffers: Mapping[str, int]
+    """Bytes per NPU."""
+    weights: Content
+    scratch_bytes: int
+    inputs: Mapping[str, str]
+    """The region of every input of the network."""
+    outputs: Mapping[str, str]
+    tensors: Mapping[str, Tensor]
+    """Where tensors of the graph are after they have been computed."""
+
+
+PART = 1 << 24
+"""Bytes after which the memory of constants that were read is released."""
+SAMPLE = 256
+"""About so many bytes of a constant are compared before all of them are."""
+
+
+class ConstantRegion:
+    """The weight region: it grows as constants are added, without duplicates; their offsets do not change."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[tuple[int, bytes, int], list[int]] = {}
+        """Offsets of constants that may be equal: by size, a sample, and the sum of their 64-bit words."""
+        self._zeros: dict[int, int] = {}
+        self._bytes = Growing()
+
+    @property
+    def content(self) -> Content:
+        """The content of the region, which is complete."""
+        return self._bytes.content()
+
+    def image(self, values: Array) -> int:
+        """The byte offset of fp32 values; equal values are stored once."""
+        data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
+        if behind := -len(data) % ALIGNMENT:
+            data = np.pad(data, (0, behind))
+        sample = data[:: len(data) // SAMPLE | 1].tobytes()
+        alike = self._offsets.setdefault((len(data), sample, int(data.view(np.uint64).sum())), [])
+        found = next((at for at in alike if self._bytes.read(at, len(data)) == data.tobytes()), None)
+        if found is None:
+            found = len(self._bytes)
+            alike.append(found)
+            self._bytes.append(data)
+            if found // PART < len(self._bytes) // PART:
+                release()
+        return found
+
+    def zeros(self, count: int) -> int:
+        """The byte offset of at least `count` zeros."""
+        if count not in self._zeros:
+            self._zeros[count] = self.image(np.zeros(count, np.float32))
+        return self._zeros[count]

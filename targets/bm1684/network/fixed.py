@@ -1,4 +1,4 @@
-"""Operators that BM1684 runs in 8 bits: one function per constraint, whose docstring users read.
+"""What BM1684 runs in 8 bits: one function per constraint, whose docstring users read, and the integer network.
 
 Only forms that were verified on the vendor's chip model are supported; others need fp32 or the host.
 """
@@ -24,7 +24,21 @@ from npuc.ops.attributes import (
 )
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
+from npuc.passes.expansion.images import ImageLimits
+from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
+from npuc.pipeline import run_passes
 from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
+from npuc.quantize.calibration.histograms import source
+from npuc.quantize.improvement.borders import best_bordered
+from npuc.quantize.improvement.levels import LEVELS
+from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_weights
+from npuc.quantize.scales.constraints import integer_nodes
+from npuc.quantize.scales.model_scales import only_of_inputs
+from npuc.quantize.scales.offsets import ZeroPoints
+from npuc.quantize.scales.results import calibrated
+from npuc.quantize.table import expect_machine
+from npuc.samples.loading import Samples
+from npuc.target import Options
 from npuc.targets.bm1684.network.support import (
     constant_weights,
     elements,
@@ -34,6 +48,9 @@ from npuc.targets.bm1684.network.support import (
     within_windows,
 )
 from npuc.targets.bm1684.network.support import refusal as refused_in_floats
+from npuc.targets.bm1684.quantisation.builder import quantise
+from npuc.targets.bm1684.quantisation.operators import UNSIGNED as UNSIGNED_ZERO
+from npuc.targets.bm1684.quantisation.steps import ONE_SHIFT, RescaleAtLimits, constraints
 
 MOST_WINDOW = 112
 """The most rows and columns of a window verified for pooling and depthwise convolution."""
@@ -134,7 +151,15 @@ def computed(graph: Graph, node: Node) -> str | None:
 OPERATORS: Mapping[str, Support] = {
     "Conv": Support(
         "nodechip_conv_forward_local_fix8b, nodechip_pooling_fix8b_forward_local",
-        (constant_weights, finite_constants, images, within_windows, within_extents, dense_or_small, relu_at_most),
+        (
+            constant_weights,
+            finite_constants,
+            images,
+            within_windows,
+            within_extents,
+            dense_or_small,
+            relu_at_most,
+        ),
     ),
     "MaxPool": Support(
         "nodechip_pooling_fix8b_forward_local",
@@ -212,3 +237,43 @@ def refusal(graph: Graph, node: Node) -> Problem | None:
         return refused(node, "there is no such layer of 8 bits", limit=limit, remedy=REMEDY)
     remedy = REMEDY if refused_in_floats(graph, node) is None else OTHERWISE.format("")
     return violation(graph, node, (floats, elements, *row.constraints), remedy, {within_extents: SPLIT})
+
+
+MOST_BLOCKS = 256
+"""The most channels of an image after blocks of its pixels were turned into channels."""
+IMAGES = ImageLimits(lanes=16, channels=256, extent=256, pixels=64, batches=True)
+"""Limits of images made from long vectors and from tensors that are not images."""
+FEWEST = 32
+"""The least steps of a tensor in a Concat, otherwise it is rescaled for this: a rescaling takes few cycles."""
+UNSIGNED = ZeroPoints(lambda _node, _anyway: True, ())
+"""Every layer can read unsigned maps, such as results of ReLUs."""
+
+
+def integer(graph: Graph) -> tuple[Node, ...]:
+    """The nodes that run in 8 bits."""
+    return integer_nodes(graph, lambda node: node.op in OPERATORS and refusal(graph, node) is None)
+
+
+def network(graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetwork, tuple[Trial, ...]]:
+    """The integer network, and the trials that were made to improve it.
+
+    A model with its own scales keeps them where the zero point is 0 or -128.
+    """
+    level = LEVELS[options.level]
+    method = options.method or level.method
+    find = source(options.histograms, synthetic=samples.synthetic)
+    nodes = integer(graph)
+    table = expect_machine(options.scales_in, zeros=(0, UNSIGNED_ZERO))
+    given, found = calibrated(find, graph, samples, nodes, table)
+    one = options.one_scale
+    recipe = Recipe(
+        integer, quantise, ONE_SHIFT, UNSIGNED, equalises=not one, one_step=True, histograms=find, given=given
+    )
+    if not given or only_of_inputs(graph):
+        copies = RescaleCoarseOperands(
+            found, integer, lambda each, some, free: constraints(each, some, free, given), IMAGES, FEWEST
+        )
+        graph = run_passes(graph, (copies, RescaleAtLimits(found, integer, IMAGES)))
+        return best_bordered(graph, recipe, samples, level, options.method, found)
+    made = TrialNetwork(graph, nodes, found, {}, quantise(graph, nodes, found, method, given), ONE_SHIFT)
+    return (made, ()) if samples.synthetic else best_weights(made, recipe, samples, level)

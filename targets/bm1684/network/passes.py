@@ -41,8 +41,7 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.model_scales import Steps
-from npuc.targets.bm1684.network.fixed import MOST_WINDOW
-from npuc.targets.bm1684.network.limits import IMAGES, MOST_BLOCKS
+from npuc.targets.bm1684.network.fixed import IMAGES, MOST_BLOCKS, MOST_WINDOW
 from npuc.targets.bm1684.network.support import MOST_DILATION, MOST_EXTENT, MOST_PADDING, MOST_STRIDE
 
 WINDOWS = ("Conv", "ConvTranspose", *POOLS)

@@ -25,8 +25,8 @@ from npuc.ops.attributes import AXES, AXIS, DILATIONS, KERNEL_SHAPE, LRN_BETA, S
 from npuc.ops.windows import window_of
 from npuc.targets.bm1684.lowering.context import SEE_OPERATORS
 from npuc.targets.bm1684.lowering.functions import POWERS, RECIPES
+from npuc.targets.bm1684.lowering.pools import rows_of
 from npuc.targets.bm1684.lowering.rearrangements import runs
-from npuc.targets.bm1684.lowering.vectors import rows_of
 
 MOST_PADDING, MOST_STRIDE, MOST_DILATION, MOST_EXTENT, MOST_CHANNELS = 15, 15, 16, 2047, 4095
 MOST_COPIES, MOST_ROWS = 4096, 65_535

@@ -21,8 +21,7 @@ from npuc.targets.bm1684.lowering.kernel import Call
 from npuc.targets.bm1684.machine.local_memory import ceil_div, from_4n_mode, to_4n_mode
 from npuc.targets.bm1684.machine.parameters import ADDRESSES, SYSTEM_BYTES, Machine
 from npuc.targets.bm1684.program import table
-from npuc.targets.bm1684.program.emission import call_text
-from npuc.targets.bm1684.program.table import TABLE_FILE, CallTable
+from npuc.targets.bm1684.program.table import TABLE_FILE, CallTable, call_text
 
 WEIGHTS_FILE = "weights.bin"
 KERNEL = "npuc_network"

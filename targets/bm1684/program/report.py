@@ -16,8 +16,8 @@ from npuc.ops.macs import macs
 from npuc.targets.bm1684.lowering.context import SCRATCH, WEIGHTS
 from npuc.targets.bm1684.lowering.kernel import Kernel
 from npuc.targets.bm1684.lowering.kernel import ParallelRegion as KernelRegion
-from npuc.targets.bm1684.lowering.lowered import Lowered
-from npuc.targets.bm1684.machine.matrix_width import alternatives
+from npuc.targets.bm1684.lowering.products import alternatives
+from npuc.targets.bm1684.lowering.tensors import Lowered
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.plan import pricing
 from npuc.targets.bm1684.plan.planner import cost, lower_bound

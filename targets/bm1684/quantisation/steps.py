@@ -1,25 +1,34 @@
-"""Scales and zero points: the unsigned tensors, and the operators' constraints on scales.
+"""Scales and zero points: the unsigned tensors, the operators' constraints on scales, and upper limits.
 
 A sum and an average accept any scales, so only operators that move or select elements constrain them.
+
+An int8 layer can limit its result from above only at its largest integer, so a Clip demands a scale of at most its
+limit / 127. Tensors that must share this scale would be clipped at the limit as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from npuc.conditions.lower_bounds import NOT_NEGATIVE
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, SELECTS
 from npuc.ops.movement import KEPT_INTEGERS
 from npuc.ops.pooling import AVERAGES, SELECTION
+from npuc.passes.expansion.images import ImageLimits
+from npuc.passes.scales.rescale_coarse_operands import Histograms, Pair, Select, joining, tying
+from npuc.passes.scales.rescale_mixed_concats import with_rescaled
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.arithmetic.weights import LARGEST_WEIGHT
 from npuc.quantize.calibration.histograms import Histogram
+from npuc.quantize.network.construction import Quantised
+from npuc.quantize.network.layers import LayerWeights, Shifted
 from npuc.quantize.scales.assignment import ScaleConstraints, components
-from npuc.quantize.scales.constraints import constraints_of, data_inputs, equal_scales, floors
+from npuc.quantize.scales.constraints import constraints_of, data_inputs, equal_scales, floors, tensors_of
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.quantisation.operators import UNSIGNED
 
@@ -49,13 +58,13 @@ def constraints(
     graph: Graph, nodes: Sequence[Node], free: Mapping[str, Histogram], given: Collection[str]
 ) -> ScaleConstraints:
     """The operators' constraints on the scales of their tensors."""
-    others = without_arithmetic(nodes)
+    others = _without_arithmetic(nodes)
     limited = constraints_of(graph, nodes, given)
     found = constraints_of(graph, others, given)
     return replace(found, ceilings=limited.ceilings, floors=floors(graph, nodes, free))
 
 
-def without_arithmetic(nodes: Sequence[Node]) -> list[Node]:
+def _without_arithmetic(nodes: Sequence[Node]) -> list[Node]:
     """The nodes that may demand a shared scale: not sums, products and averages, which accept any."""
     return [node for node in nodes if node.op not in ("Add", "Mul", *AVERAGES)]
 
@@ -178,3 +187,113 @@ def _weight_errors(graph: Graph, node: Node, steps: Mapping[str, Steps], tried: 
 
 def _largest(values: Array) -> float:
     return float(np.abs(values).max(initial=0))
+
+
+def chip_bias(w: Array, bias: Array, shift: Array, x_zero: int, y_zero: int) -> Array:
+    """The chip's bias (Co,) int64 of an IntConv, for integers larger by 128 where the zero point is -128."""
+    total = w.astype(np.int64).reshape(len(w), -1).sum(axis=1)
+    wide = bias.astype(np.int64)
+    wide = wide + UNSIGNED * total * (x_zero == UNSIGNED)
+    return wide - (np.int64(UNSIGNED) << shift.astype(np.int64)) * (y_zero == UNSIGNED)
+
+
+class OneShift(Shifted):
+    """Shifted layers whose biases fit the chip's 16 bits."""
+
+    def constants(self, quantised: Quantised, node: Node, weights: LayerWeights) -> Mapping[str, Array]:
+        """The weights, and the nearest bias that fits."""
+        zeros = (quantised.zeros.get(node.inputs[0], 0), quantised.zeros.get(node.output, 0))
+        shift = quantised.graph.constants[node.inputs[3]]
+        own = chip_bias(weights.w, weights.bias, shift, *zeros)
+        bias = weights.bias + np.clip(own, -MOST_BIAS - 1, MOST_BIAS) - own
+        return {node.inputs[1]: weights.w, node.inputs[2]: bias.astype(np.int32)}
+
+
+ONE_SHIFT = OneShift()
+"""The layer form of BM1684."""
+
+
+NEARLY = 1.001
+"""Tolerance: a value equal to the limit does not exceed it."""
+
+
+@frozen
+class RescaleAtLimits:
+    """Rescales where a tensor that is clipped at a limit would share the scale of one that exceeds it.
+
+    Copies come before a Clip whose operand has other readers, and before a Concat or another operator whose
+    operands share a scale. histograms: of the tensors with free scales. select: the nodes that become integer.
+    limits: of the images that are rescaled.
+    """
+
+    histograms: Histograms
+    select: Select
+    limits: ImageLimits
+    __name__ = "rescale_at_limits"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with rescaled copies."""
+        nodes = self.select(graph)
+        free = {name: self.histograms[name].largest for name in tensors_of(nodes) if name in self.histograms}
+        given = [name for name in tensors_of(nodes) if name not in self.histograms]
+        demands = constraints(graph, nodes, self.histograms, given)
+        if not demands.ceilings:
+            return graph
+        ties = tying(graph, _without_arithmetic(nodes), frozenset(demands.equal))
+        found = {clip: clip.inputs[:1] for clip in ties if _cuts(graph, clip, ties, free, demands)}
+        left = {node: pairs for node, pairs in ties.items() if node not in found}
+        return with_rescaled(graph, self.limits, {**found, **_limited(left, free, demands)}, "limited")
+
+
+def _cuts(
+    graph: Graph,
+    clip: Node,
+    ties: Mapping[Node, Sequence[Pair]],
+    free: Mapping[str, float],
+    demands: ScaleConstraints,
+) -> bool:
+    """Whether a Clip's limit would clip its operand for readers other than a Clip."""
+    if not is_relu(clip) or clip.output not in demands.ceilings or clip.inputs[0] not in free:
+        return False
+    class_of = components(free, (pair for node in ties if node is not clip for pair in ties[node]))
+    leader = class_of[clip.inputs[0]]
+    beyond = demands.ceilings[clip.output] * 127 * NEARLY
+    return any(
+        free[name] > beyond and (name in graph.outputs or not ties.keys() >= {*graph.readers[name]})
+        for name in class_of
+        if class_of[name] == leader
+    )
+
+
+def _limited(
+    ties: Mapping[Node, Sequence[Pair]], free: Mapping[str, float], demands: ScaleConstraints
+) -> dict[Node, Collection[str]]:
+    """For each joining node, the operands clipped at a limit that another operand exceeds."""
+    joins = joining(ties, free)
+    pairs = [pair for node in ties if node not in joins for pair in ties[node]]
+    found: dict[Node, Collection[str]] = {}
+    for node in joins:
+        class_of = components(free, pairs)
+        operands = [name for name in data_inputs(node) if name in free]
+        limits = {name: _limit(class_of, name, demands.ceilings) for name in operands}
+        reach = {name: min(limits[name], _reach(class_of, name, free)) for name in operands}
+        ended = {name for name in operands if limits[name] * NEARLY < max(reach.values())}
+        found |= {node: ended} if ended else {}
+        pairs += [(name, node.output) for name in operands if name not in ended]
+    return found
+
+
+def _limit(class_of: Mapping[str, str], tensor: str, ceilings: Mapping[str, float]) -> float:
+    """The largest value that a tensor's scale may represent."""
+    return min(
+        (ceilings[name] * 127 for name in _class(class_of, tensor) if name in ceilings), default=float("inf")
+    )
+
+
+def _reach(class_of: Mapping[str, str], tensor: str, free: Mapping[str, float]) -> float:
+    return max(free[name] for name in _class(class_of, tensor))
+
+
+def _class(class_of: Mapping[str, str], tensor: str) -> Iterable[str]:
+    """The tensors that share a tensor's scale."""
+    return (name for name, leader in class_of.items() if leader == class_of[tensor])

@@ -1,8 +1,8 @@
 """Runs a BM1684 program sample by sample: writes inputs to system memory, makes the calls, reads outputs.
 
-Runs kernels on the vendor's chip model, in a child process.
+To observe layers, the table gets a call at the end of each that stores its tensor after the program's own regions.
 
-The model is libbackend_bm1684.so of the PyPI package tpu_mlir: it executes OKKernel calls and counts their cycles
+The vendor's chip model, which runs in a child process, is libbackend_bm1684.so of the PyPI package tpu_mlir
 (docs/bm1684.md says how to get it). Nothing of it is part of npuc.
 """
 
@@ -13,12 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from math import prod
 from mmap import PAGESIZE
 from pathlib import Path
 
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.host.manifest import outputs_among
 from npuc.host.step import HostStep
 from npuc.ir import Array
@@ -27,20 +29,34 @@ from npuc.storage.mapped import kept, place_of, release
 from npuc.storage.pieces import Content, contents_of, pieces_of, size_of, view_of
 from npuc.storage.records import damaged
 from npuc.system import interrupts
+from npuc.system.budget import expect_simulable
 from npuc.target import Observer
-from npuc.targets.bm1684.machine.local_memory import ceil_div
-from npuc.targets.bm1684.machine.parameters import SYSTEM_START
-from npuc.targets.bm1684.program.artefact import Contents, KernelPort, of_words, table_of, to_words
-from npuc.targets.bm1684.program.table import TABLE_FILE
-from npuc.targets.bm1684.simulate import compilation, simulator
-from npuc.targets.bm1684.simulate.observation import Observation
+from npuc.targets.bm1684.lowering.kernel import Arg, Call, SystemPlace
+from npuc.targets.bm1684.machine.local_memory import (
+    Dim4,
+    Position,
+    ceil_div,
+    okk_128_byte_aligned_stride_for_32bit,
+)
+from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
+from npuc.targets.bm1684.program.artefact import (
+    ELEMENT,
+    Contents,
+    KernelPort,
+    Observed,
+    of_words,
+    table_of,
+    to_words,
+)
+from npuc.targets.bm1684.program.table import LAYER, TABLE_FILE, line
+from npuc.targets.bm1684.simulate import simulator
 from npuc.targets.bm1684.simulate.simulator import MappedPiece
 from npuc.text.terminal import page
 
 LIBRARY = "libbackend_bm1684.so"
 VARIABLE = "NPUC_OKK_LIBS"
 CHILD = Path(__file__).with_name("vendor_run.py")
-LOG = compilation.MODEL / "vendor_log.c"
+LOG = simulator.MODEL / "vendor_log.c"
 
 
 def library(folder: str | None = None) -> Path:
@@ -66,7 +82,7 @@ def carry_out(table: bytes, arguments: bytes, image: Path, folder: str | None = 
     """
     wanted, file = library(folder), image.with_name("table")
     file.write_bytes(table)
-    kernels = compilation.interpreting_library(image.parent)
+    kernels = simulator.interpreting_library(image.parent)
     return called(wanted, kernels, f"@{file}", arguments, image)
 
 
@@ -74,7 +90,7 @@ def called(wanted: Path, kernels: Path, kernel: str, arguments: bytes, image: Pa
     """Runs a kernel of a library, which changes the image; returns its cycles."""
     log = image.with_name("log")
     log.mkdir()
-    libraries = (compilation.shared_library({LOG.name: LOG.read_bytes()}, log), wanted)
+    libraries = (simulator.shared_library({LOG.name: LOG.read_bytes()}, log), wanted)
     paths = {"arguments": image.with_name("arguments"), "memory": image, "cycles": image.with_name("cycles")}
     paths["arguments"].write_bytes(arguments or b"\0")
     given = [*map(str, (*libraries, kernels)), kernel, *map(str, paths.values()), str(SYSTEM_START)]
@@ -162,12 +178,12 @@ class Runner:
                 waiting.append(step)
         return waiting
 
-    def _observation(self) -> Observation:
+    def _observation(self) -> _Observation:
         table, places = self.files[TABLE_FILE], self.contents.places
-        return Observation.of(table, self.observed, self.bytes, places, self.contents.machine)
+        return _Observation.of(table, self.observed, self.bytes, places, self.contents.machine)
 
     def _sample(
-        self, feed: Mapping[str, Array], observation: Observation | None
+        self, feed: Mapping[str, Array], observation: _Observation | None
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         """The outputs and, with an observation, the results of all layers.
 
@@ -229,7 +245,7 @@ class Runner:
                     raise damaged(f"'{place.tensor}' has the shape {list(shape)}")
                 self._bytes(memory, place)[:] = to_words(feed[place.tensor], place.dtype)
 
-    def _run(self, image: Path, parts: Sequence[MappedPiece], observation: Observation | None) -> int:
+    def _run(self, image: Path, parts: Sequence[MappedPiece], observation: _Observation | None) -> int:
         """Makes the calls on system memory; returns their cycles."""
         table = observation.table if observation else self.files[TABLE_FILE]
         addresses = [SYSTEM_START + start for start in (*self.starts.values(), self.bytes)]
@@ -247,3 +263,61 @@ def _mapped(content: Content) -> list[Array]:
     """The pieces of a content, in files that are mapped if they are heavy."""
     filled = (each for each in pieces_of(content) if size_of(each))
     return [kept(np.frombuffer(each, np.uint8) if isinstance(each, bytes) else each) for each in filled]
+
+
+SHOWN = "shown"
+"""The region after the program's own."""
+
+
+@frozen
+class _Observation:
+    """The table that stores all results, and where each tensor is then in system memory."""
+
+    table: bytes
+    starts: Mapping[str, int]
+    bytes: int
+    """Bytes of system memory, including the program's own."""
+    tensors: tuple[Observed, ...]
+
+    @classmethod
+    def of(
+        cls, table: bytes, tensors: Sequence[Observed], start: int, places: Sequence[str], machine: Machine
+    ) -> _Observation:
+        """Adds the stores to a table. start: the program's bytes of system memory, after which the stores go.
+
+        Raises ArtefactError (E509) above the memory limit.
+        """
+        starts: dict[str, int] = {}
+        end = start
+        for each in tensors:
+            starts[each.tensor] = end
+            end += ceil_div(ELEMENT * prod(each.words), PAGE) * PAGE
+        expect_simulable(end, "system memory with the result of every layer")
+        stores = {
+            f"{LAYER} {each.layer}".encode(): line(
+                _store(each, starts[each.tensor] - start, machine), [*places, SHOWN], machine
+            ).encode()
+            for each in tensors
+        }
+        lines = (stores.get(text, text) for text in table.split(b"\n"))
+        return cls(b"\n".join(lines), starts, end, tuple(tensors))
+
+    def values(self, memory: Array) -> dict[str, Array]:
+        """Every tensor, in its shape in the graph, from system memory (bytes,) uint8 after the run."""
+        found: dict[str, Array] = {}
+        for each in self.tensors:
+            part = memory[self.starts[each.tensor] :][: ELEMENT * prod(each.words)]
+            found[each.tensor] = of_words(part, each.shape, each.dtype)
+        return found
+
+
+def _store(each: Observed, offset: int, machine: Machine) -> Call:
+    """The call that stores a tensor."""
+    shape, at, to = Dim4(*each.local_shape), Position(each.npu, each.offset), SystemPlace(SHOWN, offset)
+    if prod(shape) == prod(each.words):
+        _, c, h, w = shape
+        stride = okk_128_byte_aligned_stride_for_32bit(each.npu, shape, machine)
+        args: tuple[Arg, ...] = (to, at, shape, Dim4(c * h * w, h * w, w, 1), stride)
+        return Call("gdma_32bit_cpy_L2S", args)
+    columns = each.words[-1]
+    return Call("gdma_32bit_matrix_L2S", (to, at, shape.n, columns, shape.w, columns))

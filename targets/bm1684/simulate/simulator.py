@@ -1,30 +1,133 @@
 """Runs kernels on npuc's own model of the OKKernel interface, in a child process.
 
-A kernel is a table of calls that runs on an image of system memory. It changes the image and logs the calls that
-it made, whose cycles come from `timing`.
+The model is compiled from npuc's own sources with the system's C compiler. Objects are kept in the user's cache
+folder, under a hash of their sources, compiler and flags. Nothing of an artefact is ever compiled: a kernel is a
+table of calls, data that the interpreter executes on an image of system memory.
 
-The calls that a program made, one per line as the model logs them, and their cycles.
-
-A line has the call's name and the values that its cycles depend on, the parameters of a `timing` function:
+The model logs the calls that it made. A line has the call's name and the values that its cycles depend on, the
+parameters of a `timing` function:
 
     okk_bdc_conv2d groups=13 IC=4 kernel_h=3 kernel_w=3 stride_w=1 using_bias=1
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
+from npuc.storage.files import cache_folder
 from npuc.system import interrupts
 from npuc.targets.bm1684.machine import fix8b_timing as fix8b
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.machine.timing import EngineCycles
 from npuc.targets.bm1684.program.table import TABLE_FILE
-from npuc.targets.bm1684.simulate import compilation
+
+MODEL = Path(__file__).parent / "c"
+WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror")
+FLAGS = (*WARNINGS, "-O3", "-ffp-contract=off")
+"""Without contraction, results have the same bits on every machine."""
+INTERPRETER, TABLE = "interpreter", MODEL / "okk_table.c"
+COMPILERS = ("cc", "gcc", "clang")
+
+
+def compiler() -> str:
+    """The C compiler: CC, or the first of cc, gcc and clang there is. Raises ArtefactError (E507) without one."""
+    wanted = os.environ.get("CC")
+    for name in (wanted,) if wanted else COMPILERS:
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise ArtefactError(
+        "E507",
+        f"no C compiler: {wanted or ', '.join(COMPILERS)} is not on the path",
+        remedy="install gcc or clang, or name a compiler in the environment variable CC",
+    )
+
+
+def interpreter() -> Path:
+    """The executable that runs tables of calls on npuc's model.
+
+    Raises ArtefactError (E507) if there is no compiler or it refuses a source.
+    """
+    return _model(compiler()) / INTERPRETER
+
+
+def interpreting_library(folder: Path) -> Path:
+    """Builds a library in a folder that runs tables with the calls of a library loaded before it.
+
+    Raises ArtefactError (E507) if there is no compiler or it refuses a source.
+    """
+    return shared_library({TABLE.name: TABLE.read_bytes()}, folder)
+
+
+def shared_library(sources: Mapping[str, bytes], folder: Path) -> Path:
+    """Builds a library of kernels in a folder that takes the calls from a library loaded before it.
+
+    Raises ArtefactError (E507) if there is no compiler or it refuses a source.
+    """
+    made = folder / "kernels.so"
+    flags = ["-shared", "-fPIC", "-DUSING_CMODEL", "-I", str(MODEL)]
+    build([*FLAGS, *flags, "-o", made.name, *written(sources, folder)], folder)
+    return made
+
+
+def written(sources: Mapping[str, bytes], folder: Path) -> list[str]:
+    """Writes sources to a folder; returns the names of the C files."""
+    for name, text in sources.items():
+        (folder / name).write_bytes(text)
+    return [name for name in sorted(sources) if name.endswith(".c")]
+
+
+def _model(compiler: str) -> Path:
+    """The folder of the model's objects, compiled if they are not cached."""
+    sources = sorted(MODEL.glob("okk*"))
+    digest = hashlib.sha256("\0".join([compiler, _version(compiler), *FLAGS]).encode())
+    for source in sources:
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    kept = cache_folder() / f"okk-{digest.hexdigest()[:32]}"
+    if not kept.is_dir():
+        _compile_model([str(source) for source in sources if source.suffix == ".c"], kept)
+    return kept
+
+
+def _compile_model(sources: Sequence[str], kept: Path) -> None:
+    """Compiles the model into a temporary folder, which is renamed when complete."""
+    staging = Path(tempfile.mkdtemp(prefix=f".{kept.name}.", dir=kept.parent))
+    try:
+        build([*FLAGS, "-I", str(MODEL), "-c", *sources], staging)
+        objects = sorted(each.name for each in staging.glob("*.o"))
+        build([*FLAGS, "-o", INTERPRETER, *objects, "-lm"], staging)
+        staging.rename(kept)
+    except OSError:  # another process was faster
+        if not kept.is_dir():
+            raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _version(compiler: str) -> str:
+    return interrupts.run([compiler, "--version"]).stdout
+
+
+def build(arguments: Sequence[str], folder: Path) -> None:
+    """Runs the compiler in a folder. Raises ArtefactError (E507) with the first error line."""
+    done = interrupts.run([compiler(), *arguments], folder)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or [""]
+        raise ArtefactError(
+            "E507",
+            f"the C compiler refuses a source: {lines[0]}",
+            remedy="use gcc 9 or clang 10, or a newer one (environment variable CC)",
+        )
+
 
 START, END = "okk_parallel_start", "okk_parallel_end"
 BDC, GDMA, FIRMWARE = "okk_bdc_", "okk_gdma_", "nodechip_"
@@ -145,7 +248,7 @@ def carry_out(
     """
     file = image.with_name("table")
     file.write_bytes(table)
-    made = called(compilation.interpreter(), f"@{file}", arguments, image, machine, parts)
+    made = called(interpreter(), f"@{file}", arguments, image, machine, parts)
     return total(made, machine)
 
 

@@ -21,11 +21,10 @@ from npuc.program import Program
 from npuc.targets.easynpu.export.recounting import recounted
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import listing as lines
-from npuc.targets.easynpu.machine.chains import ChainStage, refused
+from npuc.targets.easynpu.machine.chains import ChainStage, check, expect_kept, refused
 from npuc.targets.easynpu.machine.isa import Instruction, Layer, Reshape
 from npuc.targets.easynpu.machine.memory import Map
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.rules import check, expect_kept
 from npuc.targets.easynpu.machine.timing import kernel_extent
 from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.simulate.running import Runner

@@ -1,4 +1,4 @@
-"""A program as C: npuc_program.h and .c from its plan, with the driver and the machine model from c/.
+"""A program as C: npuc_program.h and .c from its plan, driver and machine model from c/, and a self-test.
 
 The text does not depend on when or where it is written.
 """
@@ -14,21 +14,21 @@ from npuc.export import c_text
 from npuc.export.c_text import array, floating, listed, named
 from npuc.host.copies import Copy
 from npuc.ir import Array
-from npuc.program import Port, Program
-from npuc.targets.easynpu.export.c_host import HostCall
-from npuc.targets.easynpu.export.c_plan import DriverPlan, plan
-from npuc.targets.easynpu.machine import isa, registers
+from npuc.program import Port, Program, count_of
+from npuc.self_test.vectors import vectors
+from npuc.targets.easynpu.export.c_plan import DriverPlan, HostCall, plan
+from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
+from npuc.targets.easynpu.machine.parameters import ALL_BITS, AT_LEAST, EQUAL, REGISTERS, SIZES, requirements
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, TensorMove
+from npuc.targets.easynpu.simulate.running import Runner
 from npuc.text.escaping import c_comment, c_string, markdown_code
 
 SOURCES = Path(__file__).parent / "c"
 IMAGES = {"itcm.bin": "npuc_itcm", "weight.bin": "npuc_weight"}
 """Image files and the arrays of their words."""
 C_TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int64": "int64_t", "float32": "float"}
-DEMANDS = {
-    demand: f"NPUC_{demand.upper()}" for demand in (registers.EQUAL, registers.AT_LEAST, registers.ALL_BITS)
-}
+DEMANDS = {demand: f"NPUC_{demand.upper()}" for demand in (EQUAL, AT_LEAST, ALL_BITS)}
 
 
 def exported(program: Program) -> dict[str, bytes]:
@@ -60,7 +60,7 @@ def header(program: Program, found: DriverPlan) -> str:
         *(f"#define NPUC_{name} {value}" for name, value in _sizes(program, found).items()),
         "",
         "/* The machine that the program is for. */",
-        *(f"#define NPUC_{name.upper()} {getattr(machine, name)}" for name in registers.SIZES),
+        *(f"#define NPUC_{name.upper()} {getattr(machine, name)}" for name in SIZES),
     ]
     declarations = [
         "/* Instruction words and weight streams of all segments. */",
@@ -128,14 +128,12 @@ def _sizes(program: Program, found: DriverPlan) -> dict[str, int]:
 
 
 def _requirements(program: Program) -> list[str]:
-    """The program's requirements on the machine's registers."""
+    """The program's requirements on the machine's"""
     machine = Contents.of(program.manifest).machine
     words = isa.bytes_to_words(program.files.get("itcm.bin", b""))
-    found = registers.requirements(machine, words)
+    found = requirements(machine, words)
     rows = (listed([each.register, DEMANDS[each.demand], each.value]) for each in found)
-    return [
-        f"{row} {c_comment(registers.REGISTERS[each.register])}" for row, each in zip(rows, found, strict=True)
-    ]
+    return [f"{row} {c_comment(REGISTERS[each.register])}" for row, each in zip(rows, found, strict=True)]
 
 
 def _words(data: bytes) -> list[str]:
@@ -262,3 +260,41 @@ def _rows(ports: Sequence[Port], found: DriverPlan) -> str:
             f"| {number} | {markdown_code(port.name)} | {port.dtype} | {list(port.shape)} | {size} | {scale} |"
         )
     return "\n".join(rows)
+
+
+SELF_TEST = Path(__file__).parent / "c_self_test"
+MAKE = """
+# Stored samples, compared with what npuc simulated: make check
+CHECKED = $(filter-out test/main.c,$(SOURCES)) npuc_self_test.c npuc_vectors.c test/self_test.c
+
+npuc_check: $(CHECKED) $(HEADERS) npuc_self_test.h
+\t$(CC) $(CFLAGS) -I. -o $@ $(CHECKED) -lm
+
+check: npuc_check
+\t./npuc_check
+
+.PHONY: check
+"""
+
+
+def self_test(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+    """npuc_vectors.c with stored samples, the comparison, its main on the machine model, and `make check`.
+
+    inputs: (samples, *shape) by name. The expected outputs come from the chip model, which reads only the
+    artefact.
+    """
+    given = {port.name: inputs[port.name].astype(port.dtype, copy=False) for port in program.inputs}
+    outputs = Runner(program)(given)
+    count = count_of(given) if given else 1
+    pairs = [
+        (
+            [given[port.name][sample] for port in program.inputs],
+            [outputs[port.name][sample].astype(port.dtype, copy=False) for port in program.outputs],
+        )
+        for sample in range(count)
+    ]
+    return {
+        **c_text.sources(SELF_TEST),
+        "npuc_vectors.c": vectors(program.model.name, pairs, ("npuc_vector_count", count)),
+        "Makefile": (SOURCES / "Makefile").read_bytes() + MAKE.encode(),
+    }

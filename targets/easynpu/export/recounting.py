@@ -16,7 +16,7 @@ from npuc.targets.easynpu.machine.listing import mnemonic
 from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.machine.rearrangement import written_words
 from npuc.targets.easynpu.program.artefact import Contents, Produced
-from npuc.targets.easynpu.program.traffic import multiplied, time
+from npuc.targets.easynpu.program.report import multiplied, time
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
 from npuc.view import totals
 

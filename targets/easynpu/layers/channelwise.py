@@ -10,7 +10,6 @@ import numpy as np
 from npuc.errors import DoesNotFit
 from npuc.ir import Node
 from npuc.ops.attributes import KERNEL_SHAPE, RELU, SHIFT
-from npuc.targets.easynpu.layers.fusion import POINTWISE, group_words, table_words
 from npuc.targets.easynpu.layers.jobs import (
     FIELD_CHANNELS,
     Job,
@@ -22,6 +21,7 @@ from npuc.targets.easynpu.layers.jobs import (
     pointwise_word,
 )
 from npuc.targets.easynpu.layers.kernels import window_word
+from npuc.targets.easynpu.layers.nodes import POINTWISE, group_words, table_words
 from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.machine.memory import (
     LANES,

@@ -21,7 +21,6 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import AVERAGE, BLOCKS, GROUP, PADDING, RELU
 from npuc.targets.easynpu.layers.channelwise import following, held_groups, relu_stage
-from npuc.targets.easynpu.layers.fusion import conv_mnemonic, group_words, is_batch_norm, table_words
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job, Scope, Stage, bands, chunk_view
 from npuc.targets.easynpu.layers.kernels import (
     columns_of_channels,
@@ -31,6 +30,7 @@ from npuc.targets.easynpu.layers.kernels import (
     window_word,
     with_columns_of_channels,
 )
+from npuc.targets.easynpu.layers.nodes import conv_mnemonic, group_words, is_batch_norm, table_words
 from npuc.targets.easynpu.layers.rewrites import border_weights
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer

@@ -12,7 +12,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
-from npuc.targets.easynpu.layers.addressing import map_shape
+from npuc.targets.easynpu.layers.nodes import map_shape
 from npuc.targets.easynpu.layers.views import MapView, Views
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer, Reshape

@@ -14,6 +14,7 @@ from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops.windows import Window, window_of
+from npuc.passes.expansion.images import ImageLimits
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Scope, bands, chunk_view
 from npuc.targets.easynpu.layers.tiling import FIELD_MOST
 from npuc.targets.easynpu.layers.views import MapView
@@ -24,6 +25,12 @@ from npuc.targets.easynpu.machine.parameters import Machine
 
 MOST_STEP, MOST_EXTENT = 15, 256
 """The fields of strides and padding have 4 bits, those of rows and columns 8."""
+WIDEST = 4096
+"""Rows or columns beyond which one row of a map fills a memory."""
+MOST_CHANNELS = 256
+"""The most channels in a layer word."""
+IMAGES = ImageLimits(LANES, MOST_CHANNELS, MOST_EXTENT, pixels=64)
+"""The kernel of a fully connected layer covers at most 64 pixels."""
 
 
 def geometry(

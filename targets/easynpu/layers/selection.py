@@ -17,10 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Array, Node
-from npuc.targets.easynpu.layers.addressing import concat_offsets, interleaved
 from npuc.targets.easynpu.layers.channelwise import combination, max_pool, pointwise, weighted_sum
 from npuc.targets.easynpu.layers.convolutions import convolutions, used_runs
-from npuc.targets.easynpu.layers.fusion import POINTWISE, fused_behind
 from npuc.targets.easynpu.layers.jobs import (
     FIELD_CHANNELS,
     Job,
@@ -31,7 +29,14 @@ from npuc.targets.easynpu.layers.jobs import (
     no_words,
     pointwise_word,
 )
-from npuc.targets.easynpu.layers.operators import WORD_OP, word_of
+from npuc.targets.easynpu.layers.nodes import (
+    POINTWISE,
+    WORD_OP,
+    concat_offsets,
+    fused_behind,
+    interleaved,
+    word_of,
+)
 from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, pack_layer

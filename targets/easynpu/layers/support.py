@@ -27,9 +27,8 @@ from npuc.ops.attributes import GROUP
 from npuc.ops.movement import MOVEMENT, ONNX_MOVEMENT
 from npuc.quantize.arithmetic.tables import TABLE_OPS
 from npuc.quantize.scales.constraints import average_kernel
-from npuc.targets.easynpu.layers.addressing import map_shape
-from npuc.targets.easynpu.layers.fusion import conv_mnemonic
 from npuc.targets.easynpu.layers.kernels import FIELD_CHANNELS, geometry, split_kernel
+from npuc.targets.easynpu.layers.nodes import conv_mnemonic, map_shape
 from npuc.targets.easynpu.layers.tiling import best_tile
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer

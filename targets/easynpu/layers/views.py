@@ -13,7 +13,7 @@ from dataclasses import field, replace
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXES, AXIS, BLOCKSIZE, STARTS
-from npuc.targets.easynpu.layers.addressing import Shape, concat_offsets, interleaved, is_part, split_offsets
+from npuc.targets.easynpu.layers.nodes import Shape, concat_offsets, interleaved, is_part, split_offsets
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.memory import LANES, MapPlace
 

@@ -19,7 +19,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import BLOCKSIZE, GROUP, KERNEL_SHAPE
 from npuc.ops.windows import window_of
-from npuc.targets.easynpu.layers.addressing import interleaved, is_alias, map_shape, moved_axes
+from npuc.targets.easynpu.layers.nodes import interleaved, is_alias, map_shape, moved_axes
 from npuc.targets.easynpu.machine.memory import groups
 
 Range = tuple[int, int]

@@ -28,7 +28,7 @@ FLAGS = FUSED | STORED
 VERSION = 1
 """Version of the instruction set, in a register of every core; it changes where a word changes its meaning.
 
-Added words have a bit each in a register of their own (machine/registers.py).
+Added words have a bit each in a register of their own (machine/parameters.py).
 """
 
 

@@ -11,7 +11,7 @@ from npuc.ops.attributes import ACTIVATION
 from npuc.passes.expansion.images import TIDY
 from npuc.passes.rewriting.patterns import constant_operand, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.targets.easynpu.network.limits import IMAGES
+from npuc.targets.easynpu.layers.kernels import IMAGES
 
 
 def maxima_to_pools(graph: Graph) -> Graph:

@@ -76,10 +76,16 @@ from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, given_steps
-from npuc.targets.easynpu.layers.kernels import FIELD_DILATIONS, MOST_EXTENT, MOST_STEP
+from npuc.targets.easynpu.layers.kernels import (
+    FIELD_DILATIONS,
+    IMAGES,
+    MOST_CHANNELS,
+    MOST_EXTENT,
+    MOST_STEP,
+    WIDEST,
+)
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.network.limits import IMAGES, MOST_CHANNELS, WIDEST
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 
 MOST_WEIGHTS = 1 << 22

@@ -35,10 +35,10 @@ from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.easynpu.flags import DOCUMENTED, ISA
 from npuc.targets.easynpu.layers import support
+from npuc.targets.easynpu.layers.kernels import IMAGES
 from npuc.targets.easynpu.layers.rewrites import pads_cheaply
 from npuc.targets.easynpu.layers.tables import best_table
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.network.limits import IMAGES
 
 STEPS = 24
 """The number of scales to try for a tensor: four an octave, downwards from the largest value / 127."""

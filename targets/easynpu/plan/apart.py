@@ -20,8 +20,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import AVERAGE, AXIS, BLOCKS, DILATIONS, GROUP, PADDING, PADS, RELU, STARTS
 from npuc.ops.windows import window_of
-from npuc.targets.easynpu.layers.addressing import concat_offsets
-from npuc.targets.easynpu.layers.fusion import fused_behind
+from npuc.targets.easynpu.layers.nodes import concat_offsets, fused_behind
 from npuc.targets.easynpu.layers.windows import Sliding, is_channelwise, whole
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine

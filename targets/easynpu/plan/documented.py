@@ -11,11 +11,10 @@ import numpy as np
 from npuc.errors import NpucError
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
-from npuc.targets.easynpu.layers.addressing import moved_axes
 from npuc.targets.easynpu.layers.convolutions import expect_documented, load_of
-from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS
 from npuc.targets.easynpu.layers.kernels import MOST_STEP
+from npuc.targets.easynpu.layers.nodes import fused_behind, moved_axes
 from npuc.targets.easynpu.layers.views import Views
 from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, chains_of, is_channelwise, operand_of, slides
 from npuc.targets.easynpu.machine.memory import feature_words, groups

@@ -16,10 +16,16 @@ import numpy as np
 from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Graph, Node
-from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
 from npuc.targets.easynpu.layers.convolutions import parts_in_turn
-from npuc.targets.easynpu.layers.fusion import POINTWISE, fused_behind, is_batch_norm
 from npuc.targets.easynpu.layers.kernels import MOST_EXTENT, MOST_STEP
+from npuc.targets.easynpu.layers.nodes import (
+    POINTWISE,
+    fused_behind,
+    interleaved,
+    is_batch_norm,
+    is_part,
+    map_shape,
+)
 from npuc.targets.easynpu.layers.tiling import legal_tiles
 from npuc.targets.easynpu.layers.views import Views, views_of
 from npuc.targets.easynpu.layers.windows import (

@@ -9,9 +9,8 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
-from npuc.targets.easynpu.layers.addressing import map_shape, moved_axes
-from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, fused_behind, runs_on_array
 from npuc.targets.easynpu.layers.jobs import Job, Scope
+from npuc.targets.easynpu.layers.nodes import ARRAY_OPS, fused_behind, map_shape, moved_axes, runs_on_array
 from npuc.targets.easynpu.layers.selection import select
 from npuc.targets.easynpu.layers.views import MapView, views_of
 from npuc.targets.easynpu.layers.windows import MapWindow, anchored, chains_of, windows_for

@@ -18,8 +18,7 @@ from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXIS
 from npuc.targets.easynpu.flags import OBJECTIVE
-from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
-from npuc.targets.easynpu.layers.fusion import fused_behind
+from npuc.targets.easynpu.layers.nodes import fused_behind, interleaved, is_part, map_shape
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import readings_of

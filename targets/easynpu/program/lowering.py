@@ -19,9 +19,13 @@ from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.improvement.mixed import REASON
 from npuc.quantize.network.construction import Quantised
-from npuc.targets.easynpu.layers.movement import with_reshape_words
-from npuc.targets.easynpu.layers.operators import PIXEL, pixel
-from npuc.targets.easynpu.layers.rewrites import with_latest_first, with_maps_apart, with_repeated
+from npuc.targets.easynpu.layers.nodes import PIXEL, pixel
+from npuc.targets.easynpu.layers.rewrites import (
+    with_latest_first,
+    with_maps_apart,
+    with_repeated,
+    with_reshape_words,
+)
 from npuc.targets.easynpu.layers.support import HOST
 from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine import isa

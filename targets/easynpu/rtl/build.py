@@ -88,7 +88,7 @@ def verilog(machine: Machine, *, observed: bool) -> str:
 def axi_verilog(machine: Machine) -> str:
     """The AXI wrapper's Verilog. Raises ArtefactError (E507) without Amaranth."""
     try:
-        from npuc.targets.easynpu.rtl.axi import wrapper
+        from npuc.targets.easynpu.rtl import wrapper
     except ImportError as error:
         raise ArtefactError("E507", f"Amaranth cannot be imported: {error}", remedy=REMEDY) from None
     return wrapper.verilog(machine)

@@ -12,8 +12,7 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES
-from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.registers import identity
+from npuc.targets.easynpu.machine.parameters import Machine, identity
 from npuc.targets.easynpu.rtl.array import PeArray
 from npuc.targets.easynpu.rtl.controller import CYCLES as CYCLE_BITS
 from npuc.targets.easynpu.rtl.controller import Controller

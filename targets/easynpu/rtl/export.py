@@ -16,10 +16,10 @@ from npuc.ir import Array
 from npuc.program import Program, canonical_json
 from npuc.samples.loading import Samples
 from npuc.system import interrupts
-from npuc.targets.easynpu.machine import isa, registers
+from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.memory import LANES, Map, pack_feature
-from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.parameters import Machine, identity
 from npuc.targets.easynpu.program.artefact import Contents, Segment
 from npuc.targets.easynpu.rtl import build, port
 from npuc.targets.easynpu.simulate.running import Runner
@@ -136,9 +136,9 @@ class Recorder(Simulator):
     def __init__(self, machine: Machine, files: Any) -> None:
         super().__init__(machine, files)
         self.lines: list[str] = []
-        identity = registers.identity(machine)
-        values = np.array([[value, 0, 0, 0] for value in identity.values()], "<u4").view(np.int8)
-        self._note("expect", "registers", identity, values)
+        known = identity(machine)
+        values = np.array([[value, 0, 0, 0] for value in known.values()], "<u4").view(np.int8)
+        self._note("expect", "registers", known, values)
 
     def run(
         self, segment: Segment, state: MachineState, tensors: dict[str, Array], observe: WordObserver | None = None

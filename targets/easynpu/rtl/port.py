@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from npuc.targets.easynpu.machine import isa
-from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.registers import CONTROLS, REGISTERS
+from npuc.targets.easynpu.machine.parameters import CONTROLS, REGISTERS, Machine
 from npuc.targets.easynpu.rtl.words import index_bits
 
 REGIONS = (*isa.MEMORIES, "weight", "itcm", "registers")
 """The regions that the upper three bits of a host address select."""
 REGION_BITS = 3
 CONTROL, RESUME, STATUS, CYCLES = range(len(CONTROLS))
-"""Control registers; those that identify the core follow (machine/registers.py).
+"""Control registers; those that identify the core follow (machine/parameters.py).
 
 Control: the number of words to run in bits 30:0, pause in bit 31; a write starts the run. Resume: a write
 continues after a pause. Status: a write clears the interrupt. Cycles: those of the run, read only.

@@ -16,11 +16,10 @@ from npuc.program import Program
 from npuc.storage.files import replacing
 from npuc.target import Observer
 from npuc.targets.easynpu.machine import isa
-from npuc.targets.easynpu.machine.chains import ChainStage, chains
+from npuc.targets.easynpu.machine.chains import ChainStage, chains, check
 from npuc.targets.easynpu.machine.isa import Instruction
 from npuc.targets.easynpu.machine.memory import LANES, Map, groups, pack_feature
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.rules import check
 from npuc.targets.easynpu.program.artefact import Contents, Segment
 from npuc.targets.easynpu.simulate.running import Runner
 from npuc.targets.easynpu.simulate.simulator import WordObserver, keep, load_images

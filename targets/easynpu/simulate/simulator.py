@@ -19,7 +19,7 @@ from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine import isa, rearrangement
-from npuc.targets.easynpu.machine.chains import ChainStage, chains, refused
+from npuc.targets.easynpu.machine.chains import ChainStage, chains, check, expect_kept, refused
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import (
     LANES,
@@ -32,7 +32,6 @@ from npuc.targets.easynpu.machine.memory import (
     unpack_feature,
 )
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.rules import check, expect_kept
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
 

@@ -2,8 +2,6 @@
 
 Every channel has a queue, so no output depends on an input of the same cycle. Behind the queues, registers, writes
 and reads take turns at the core's port, one access each.
-
-The registers behind AXI4-Lite.
 """
 
 from __future__ import annotations
@@ -16,12 +14,17 @@ from amaranth.hdl import ClockDomain, Instance, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.registers import REGISTERS
-from npuc.targets.easynpu.rtl import port
-from npuc.targets.easynpu.rtl.axi import channels as axi
-from npuc.targets.easynpu.rtl.axi.channels import DEPTH, LITE, REGISTER_BITS, REGISTER_BYTES, Response
-from npuc.targets.easynpu.rtl.axi.memories import MemoryReads, MemoryWrites
+from npuc.targets.easynpu.machine.parameters import REGISTERS, Machine
+from npuc.targets.easynpu.rtl import axi, port
+from npuc.targets.easynpu.rtl.axi import (
+    DEPTH,
+    LITE,
+    REGISTER_BITS,
+    REGISTER_BYTES,
+    MemoryReads,
+    MemoryWrites,
+    Response,
+)
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.port import CONTROL, PAUSE, RESUME, STATUS
 from npuc.targets.easynpu.rtl.verilog import HEADER, modules
