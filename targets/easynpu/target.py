@@ -154,9 +154,9 @@ class EasyNpu(Target):
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry per instruction word: number, hexadecimal word, listing line, fields, source nodes."""
-        from npuc.targets.easynpu.export import images
+        from npuc.targets.easynpu import view
 
-        return images.listing(program.files.get("itcm.bin", b""), Contents.of(program.manifest).instructions)
+        return view.entries(program.files.get("itcm.bin", b""), Contents.of(program.manifest).instructions)
 
     def outline(self, program: Program) -> list[Heading]:
         """Segments with the host's transfers, and their chains of words."""
@@ -185,11 +185,11 @@ class EasyNpu(Target):
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """The listing of a file of words without a program. Raises ModelError (E110) for too many words."""
         from npuc.storage.readmemh import WORDS, image_of
-        from npuc.targets.easynpu.export import images
+        from npuc.targets.easynpu import view
 
         words = image_of(given(path, "E501", WORDS), isa.WORD_BYTES)
         expect_room(len(words) * LISTED, "the listing of its words")
-        return images.listing(words, [])
+        return view.entries(words, [])
 
     def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
         """The fields of the layer word and of the extension words."""
@@ -203,9 +203,9 @@ class EasyNpu(Target):
 
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:  # noqa: ARG002
         """Words and images as raw binary or $readmemh text, with map.json."""
-        from npuc.targets.easynpu.export import images
+        from npuc.targets.easynpu.export import c_export
 
-        return images.exported(program, form)
+        return c_export.exported(program, form)
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:  # noqa: ARG002
         """Samples, the simulator's results for them, and the comparison in C."""

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from npuc.bits import encode, places
 from npuc.errors import ArtefactError
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import Origin, Stored
-from npuc.targets.easynpu.export import images
 from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.chains import ChainStage
 from npuc.targets.easynpu.machine.isa import Instruction, Reshape
@@ -42,6 +42,21 @@ from npuc.view import (
     layer_at,
     names_of,
 )
+
+
+def entries(image: bytes, table: Sequence[Produced]) -> list[dict[str, Any]]:
+    """An entry per word of the listing: number, hexadecimal word, text, fields, source nodes and result tensor."""
+    return [
+        {
+            "index": index,
+            "word": f"{encode(word):032x}",
+            "text": disassemble(word),
+            "fields": {name: getattr(word, name) for name in places(type(word))},
+            "nodes": list(table[index].nodes) if index < len(table) else [],
+            "tensor": table[index].tensor if index < len(table) else None,
+        }
+        for index, word in enumerate(isa.bytes_to_words(image))
+    ]
 
 
 def outline(program: Program) -> list[Heading]:
@@ -68,7 +83,7 @@ def outline(program: Program) -> list[Heading]:
             layers = [_layer(contents, chain) for chain in chains]
             run.append((f"run    instructions {first}..{first + step.count - 1}, {_cycles(chains)} cycles",))
         except ArtefactError as error:
-            layers = by_nodes(images.listing(itcm, contents.instructions)[first : first + step.count])
+            layers = by_nodes(entries(itcm, contents.instructions)[first : first + step.count])
             run.append((f"run    refused: {error.problems[0].reason}",))
         lines = [(f"segment {number}",), *host, *_loads(contents, step), *run, *_stores(contents, step)]
         found += [Heading("segment", first, step.count, tuple(lines)), *layers]

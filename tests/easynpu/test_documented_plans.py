@@ -30,9 +30,8 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.plan.grids import Grid, shares_of, tiles_of
 from npuc.targets.easynpu.plan.implicit import implicit
-from npuc.targets.easynpu.plan.placement import Placement
+from npuc.targets.easynpu.plan.placement import Placement, Streams
 from npuc.targets.easynpu.plan.regions import outputs_of, run_of
-from npuc.targets.easynpu.plan.segments import Streams
 from npuc.targets.easynpu.plan.strips import StripPlan, plans
 from tests.compiled import compilation, verified
 from tests.easynpu.test_plans import Layers, every_plan

@@ -16,7 +16,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.targets.bm1684.lowering import matrices, moves
 from npuc.targets.bm1684.lowering.extents import within
 from npuc.targets.bm1684.lowering.kernel import Call, Load, Local, Step, SystemPlace, call
-from npuc.targets.bm1684.lowering.orders import ordered
+from npuc.targets.bm1684.lowering.moves import ordered
 from npuc.targets.bm1684.lowering.tensors import (
     ALIGNMENT,
     ELEMENT,

@@ -21,7 +21,7 @@ from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.conv_calls import ConvForm
 from npuc.targets.bm1684.lowering.convolutions import STRIP_BYTES, STRIPS, fold, folded_view, folds, strip_rows
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known
-from npuc.targets.bm1684.machine import fix8b_timing
+from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
 
@@ -63,7 +63,7 @@ class Spread:
         """The cycles of the busier engine, then of the other one."""
         window, channels = self.form.window, self.form.weights.shape[1]
         groups = ceil_div(out.c, machine.npus) * ceil_div(out.h * out.w, machine.lanes)
-        computed = fix8b_timing.conv2d(
+        computed = timing.fix8b_conv2d(
             groups, channels, window.kernel[0], window.kernel[1], min(window.strides), False
         )
         loaded = int(ELEMENT * channels * image.h * self.columns / machine.dram_bytes_per_cycle)

@@ -33,7 +33,7 @@ from npuc.targets.bm1684.lowering.elementwise import ComposedFunction, activatio
 from npuc.targets.bm1684.lowering.extents import MOST
 from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair, call
 from npuc.targets.bm1684.lowering.matrices import padded
-from npuc.targets.bm1684.lowering.orders import ordered
+from npuc.targets.bm1684.lowering.moves import ordered
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known, merged
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 

@@ -1,8 +1,10 @@
-"""Cycles of every OKKernel call, as the vendor's chip model counts them.
+"""Cycles of every OKKernel call and 8-bit layer, as the vendor's chip model counts them.
 
 Measured call by call on that model: BDC calls agree to the cycle, GDMA calls within one cycle, except matrices
 with a partial last channel (some cycles). The functions are named as the calls, without okk_bdc_ and okk_gdma_ and
 the number of bits; their parameters are the values that the cycles depend on.
+
+The 8-bit layers of the firmware library agree to the cycle.
 """
 
 # ruff: noqa: N802  (the calls' names)
@@ -12,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
+
+import numpy as np
 
 from npuc.frozen import frozen
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, matrix_shape, okk_channle_num_per_npu
@@ -231,3 +235,62 @@ def _system(moved: Move, machine: Machine) -> float:
 def region(gdma: int, bdc: int) -> int:
     """Cycles of a parallel region: the larger of both engines' sums (outside, calls run in sequence)."""
     return max(gdma, bdc)
+
+
+# 8-bit layers. A group is `lanes` words of every NPU, where a word has an element of four images; pooling and
+# depthwise convolution compute four times as many elements of one image.
+
+WORD_IMAGES = 4
+"""Images in a word of 8 bits each."""
+WORD_CHANNELS = 4
+"""Input channels that a convolution multiplies in a cycle."""
+# fmt: off
+LOADING = (
+    (6.82, 7.89, 9.56, 9.94, 11.27, 12.04, 7.31, 13.78, 14.18, 15.62),
+    (3.91, 4.43, 5.26, 5.43, 6.07, 6.51, 5.11, 7.36, 7.56, 8.3),
+    (1.55, 3.29, 3.84, 3.95, 4.38, 4.67, 3.98, 5.24, 5.37, 5.84),
+    (1.3, 1.35, 3.12, 3.21, 3.53, 3.75, 3.4, 4.18, 4.28, 4.63),
+    (1.15, 1.2, 1.34, 2.77, 3.02, 3.2, 3.04, 3.54, 3.62, 3.9),
+    (1.05, 1.09, 1.21, 1.24, 1.23, 2.83, 2.74, 3.11, 3.18, 3.42),
+    (1.0, 1.03, 1.12, 1.14, 1.15, 1.28, 2.5, 2.81, 2.87, 3.07),
+    (1.0, 1.0, 1.05, 1.07, 1.09, 1.19, 1.22, 2.59, 2.64, 2.81),
+    (1.0, 1.0, 1.01, 1.02, 1.04, 1.13, 1.16, 1.22, 2.42, 2.61),
+    (1.0, 1.0, 1.0, 1.0, 1.01, 1.07, 1.1, 1.15, 1.19, 2.45),
+    (1.0, 1.0, 1.0, 1.0, 1.0, 1.03, 1.05, 1.1, 1.13, 2.24),
+    (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.02, 1.05, 1.09, 1.14),
+    (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.02, 1.05, 1.09),
+    (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.01, 1.06),
+    (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.02),
+    (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
+)
+# fmt: on
+"""The factor on a convolution's multiply cycles where loading its input takes longer: by input channels / 4, and
+by the smaller of its strides."""
+
+
+def fix8b_conv2d(groups: int, IC: int, kernel_h: int, kernel_w: int, stride: int, limited: bool) -> int:
+    """Convolution with a bias. stride: the smaller of the two; limited: it has an upper limit."""
+    channels = -(-IC // WORD_CHANNELS)
+    row = LOADING[min(channels, len(LOADING)) - 1]
+    products = np.float32(channels * kernel_h * kernel_w) * np.float32(row[min(stride, len(row)) - 1])
+    return int(np.float32(groups) * (products + np.float32(10 + limited)))
+
+
+def fix8b_pool2d(groups: int, kernel_h: int, kernel_w: int, stride_w: int, weighted: bool) -> int:
+    """Depthwise convolution or max pooling. groups: of four times `lanes` elements of one image."""
+    return groups * (kernel_h * kernel_w * (stride_w + 1) - 1 + 2 * weighted)
+
+
+def fix8b_product(groups: int, limited: bool) -> int:
+    """A product. limited: its result has no sign."""
+    return groups * (25 + 3 * limited)
+
+
+def fix8b_lookup(groups: int, images: int) -> int:
+    """Entries of a table. groups: of one word; images: in all words together."""
+    return groups * (32 * images - 5 * -(-images // WORD_IMAGES))
+
+
+def fix8b_elementwise(groups: int, operands: int, limited: bool) -> int:
+    """A sum. limited: it ends with a ReLU, and an operand is signed."""
+    return groups * (2 + 4 * operands + 3 * limited)

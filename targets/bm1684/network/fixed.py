@@ -24,7 +24,6 @@ from npuc.ops.attributes import (
 )
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
-from npuc.passes.expansion.images import ImageLimits
 from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import run_passes
 from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
@@ -39,7 +38,9 @@ from npuc.quantize.scales.results import calibrated
 from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
 from npuc.target import Options
+from npuc.targets.bm1684.network.passes import IMAGES
 from npuc.targets.bm1684.network.support import (
+    MOST_WINDOW,
     constant_weights,
     elements,
     images,
@@ -51,9 +52,6 @@ from npuc.targets.bm1684.network.support import refusal as refused_in_floats
 from npuc.targets.bm1684.quantisation.builder import quantise
 from npuc.targets.bm1684.quantisation.operators import UNSIGNED as UNSIGNED_ZERO
 from npuc.targets.bm1684.quantisation.steps import ONE_SHIFT, RescaleAtLimits, constraints
-
-MOST_WINDOW = 112
-"""The most rows and columns of a window verified for pooling and depthwise convolution."""
 
 
 def floats(graph: Graph, node: Node) -> str | None:
@@ -239,10 +237,6 @@ def refusal(graph: Graph, node: Node) -> Problem | None:
     return violation(graph, node, (floats, elements, *row.constraints), remedy, {within_extents: SPLIT})
 
 
-MOST_BLOCKS = 256
-"""The most channels of an image after blocks of its pixels were turned into channels."""
-IMAGES = ImageLimits(lanes=16, channels=256, extent=256, pixels=64, batches=True)
-"""Limits of images made from long vectors and from tensors that are not images."""
 FEWEST = 32
 """The least steps of a tensor in a Concat, otherwise it is rescaled for this: a rescaling takes few cycles."""
 UNSIGNED = ZeroPoints(lambda _node, _anyway: True, ())

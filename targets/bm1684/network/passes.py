@@ -24,7 +24,7 @@ from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
-from npuc.passes.expansion.images import TIDY
+from npuc.passes.expansion.images import TIDY, ImageLimits
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import (
@@ -44,6 +44,10 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.network.fixed import IMAGES, MOST_BLOCKS, MOST_WINDOW
 from npuc.targets.bm1684.network.support import MOST_DILATION, MOST_EXTENT, MOST_PADDING, MOST_STRIDE
 
+MOST_BLOCKS = 256
+"""The most channels of an image after blocks of its pixels were turned into channels."""
+IMAGES = ImageLimits(lanes=16, channels=256, extent=256, pixels=64, batches=True)
+"""Limits of images made from long vectors and from tensors that are not images."""
 WINDOWS = ("Conv", "ConvTranspose", *POOLS)
 """Operators on images, of which a batch may have several."""
 

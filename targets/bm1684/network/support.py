@@ -30,6 +30,8 @@ from npuc.targets.bm1684.lowering.rearrangements import runs
 
 MOST_PADDING, MOST_STRIDE, MOST_DILATION, MOST_EXTENT, MOST_CHANNELS = 15, 15, 16, 2047, 4095
 MOST_COPIES, MOST_ROWS = 4096, 65_535
+MOST_WINDOW = 112
+"""The most rows and columns of a window verified in 8 bits, for pooling and depthwise convolution."""
 
 
 def constant_parameters(graph: Graph, node: Node) -> str | None:

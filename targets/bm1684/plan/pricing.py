@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair
-from npuc.targets.bm1684.machine import fix8b_timing as fix8b
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -38,21 +37,23 @@ def cycles(call: Call, machine: Machine) -> int:
             return price(groups, args[3], args[4], args[6].w, machine)
         case "fix8b_conv2d":
             groups = _windows(args[4], args[6:8], args[8], args[9], args[10], args[0], args[5], machine)
-            return fix8b.conv2d(groups, args[4].c, args[6], args[7], min(args[9].h, args[9].w), args[14] > 0)
+            return timing.fix8b_conv2d(
+                groups, args[4].c, args[6], args[7], min(args[9].h, args[9].w), args[14] > 0
+            )
         case "fix8b_depthwise2d":
             return _pool(args[4], args[5:7], args[7], args[8], args[0], args[12], machine, weighted=True)
         case "fix8b_max_pool2d":
             return _pool(args[2], args[3:5], args[5], args[6], args[0], args[8], machine, weighted=False)
         case "fix8b_sum":
             groups = timing.groups(args[4], _npu(args[0]), machine)
-            return fix8b.elementwise(groups, 2, limited=args[9] and (args[7] or args[8]))
+            return timing.fix8b_elementwise(groups, 2, limited=args[9] and (args[7] or args[8]))
         case "fix8b_rescale":
             groups = timing.groups(args[3], _npu(args[0]), machine)
-            return fix8b.elementwise(groups, 1, limited=args[7] and args[6])
+            return timing.fix8b_elementwise(groups, 1, limited=args[7] and args[6])
         case "fix8b_product":
-            return fix8b.product(timing.groups(args[4], _npu(args[0]), machine), args[10])
+            return timing.fix8b_product(timing.groups(args[4], _npu(args[0]), machine), args[10])
         case "fix8b_lookup":
-            return fix8b.lookup(timing.groups(args[3]._replace(n=1), _npu(args[0]), machine), args[5])
+            return timing.fix8b_lookup(timing.groups(args[3]._replace(n=1), _npu(args[0]), machine), args[5])
         case "matmul":
             return timing.matmul(args[4], args[5], args[6], args[8], _npu(args[0]), args[9], args[10], machine)
         case "exp_tunable" | "sigmoid_tunable" | "tanh_tunable" as series:
@@ -95,9 +96,9 @@ def _pool(
     weighted: bool,
 ) -> int:
     """Windows over each channel of so many 8-bit images, four times as many elements at a time."""
-    wide = replace(machine, lanes=fix8b.IMAGES * machine.lanes)
+    wide = replace(machine, lanes=timing.WORD_IMAGES * machine.lanes)
     groups = images * _windows(shape._replace(n=1), kernel, pads, stride, Pair(1, 1), out, None, wide)
-    return fix8b.pool2d(groups, kernel[0], kernel[1], stride.w, weighted)
+    return timing.fix8b_pool2d(groups, kernel[0], kernel[1], stride.w, weighted)
 
 
 def _windows(

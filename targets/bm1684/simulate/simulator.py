@@ -24,7 +24,6 @@ from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.storage.files import cache_folder
 from npuc.system import interrupts
-from npuc.targets.bm1684.machine import fix8b_timing as fix8b
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.machine.timing import EngineCycles
@@ -199,11 +198,11 @@ WINDOWS: Mapping[str, Callable[..., int]] = {
     "avg_pool2d": timing.avg_pool2d,
 }
 LAYERS: Mapping[str, Callable[..., int]] = {
-    "conv_forward_local_fix8b": fix8b.conv2d,
-    "pooling_fix8b_forward_local": fix8b.pool2d,
-    "eltwise_fix8b_forward_local": fix8b.elementwise,
-    "broadcast_binary_fix8b_forward_local": fix8b.product,
-    "lut_local_v2": fix8b.lookup,
+    "conv_forward_local_fix8b": timing.fix8b_conv2d,
+    "pooling_fix8b_forward_local": timing.fix8b_pool2d,
+    "eltwise_fix8b_forward_local": timing.fix8b_elementwise,
+    "broadcast_binary_fix8b_forward_local": timing.fix8b_product,
+    "lut_local_v2": timing.fix8b_lookup,
 }
 MATRICES: Mapping[str, Callable[..., int]] = {"matrix_S2L": timing.matrix_S2L, "matrix_L2S": timing.matrix_L2S}
 MOVES: Mapping[str, Callable[[timing.Move, Machine], int]] = {

@@ -1,4 +1,8 @@
-"""A program as C: npuc_program.h and .c from its plan, driver and machine model from c/, and a self-test.
+"""A program's words and images in other forms: files for hardware, or C with a driver and a self-test.
+
+A $readmemh file has one 128-bit word per line, most significant digit first: lane 15 ... lane 0.
+
+The C is npuc_program.h and .c from the program's plan, with the driver and the machine model from c/.
 
 The text does not depend on when or where it is written.
 """
@@ -14,8 +18,9 @@ from npuc.export import c_text
 from npuc.export.c_text import array, floating, listed, named
 from npuc.host.copies import Copy
 from npuc.ir import Array
-from npuc.program import Port, Program, count_of
+from npuc.program import Port, Program, canonical_json, count_of
 from npuc.self_test.vectors import vectors
+from npuc.storage import readmemh
 from npuc.targets.easynpu.export.c_plan import DriverPlan, HostCall, plan
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
@@ -31,7 +36,26 @@ C_TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int64": "int64_t", "float32": 
 DEMANDS = {demand: f"NPUC_{demand.upper()}" for demand in (EQUAL, AT_LEAST, ALL_BITS)}
 
 
-def exported(program: Program) -> dict[str, bytes]:
+def exported(program: Program, form: str) -> dict[str, bytes]:
+    """itcm and weight images as raw binary (bin), text (readmemh) or C with a driver (c), and map.json."""
+    if form == "c":
+        return {**_c_files(program), "map.json": _map(program, dict.fromkeys(program.files, "npuc_program.c"))}
+    suffix = {"bin": "bin", "readmemh": "hex"}[form]
+    names = {name: f"{Path(name).stem}.{suffix}" for name in program.files}
+    texts = {name: readmemh.written(data, WORD_BYTES) for name, data in program.files.items() if form != "bin"}
+    images = {file: texts.get(name, program.files[name]) for name, file in names.items()}
+    return {**images, "map.json": _map(program, names)}
+
+
+def _map(program: Program, files: Mapping[str, str]) -> bytes:
+    """map.json: steps, placements, and the file of every image."""
+    keys = ("target", "machine", "isa", "steps", "placements")
+    described: dict[str, Any] = {key: program.manifest.get(key) for key in keys}
+    described |= {"word_bytes": WORD_BYTES, "files": {Path(name).stem: file for name, file in files.items()}}
+    return canonical_json(described)
+
+
+def _c_files(program: Program) -> dict[str, bytes]:
     """The program's sources, the driver, and a test that runs both on a machine model, by path.
 
     Raises UnsupportedOperator (E202) for a host step that the driver does not compute.

@@ -21,8 +21,8 @@ from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
+from npuc.targets.easynpu.plan.placement import WeightStreamBuilder
 from npuc.targets.easynpu.plan.regions import outputs_of
-from npuc.targets.easynpu.plan.segments import WeightStreamBuilder
 
 Ranges = Mapping[str, tuple[Array, Array]]
 

@@ -42,10 +42,9 @@ from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import Chains, Readings, TileRun, readings_of
 from npuc.targets.easynpu.plan.grids import AxisRanges, Grid, JobShare, Strip, cuts, together
-from npuc.targets.easynpu.plan.placement import placeable
+from npuc.targets.easynpu.plan.placement import Streams, cut, placeable
 from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
-from npuc.targets.easynpu.plan.segments import Streams, cut
 
 FINEST_TILES = 8192
 """The most tiles along rows and columns together, where no grid of MOST_TILES by MOST_TILES fits."""

@@ -32,8 +32,7 @@ from npuc.targets.easynpu.machine.memory import MapPlace, feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
 from npuc.targets.easynpu.machine.timing import Followers, PortUse, parameter_words, port_use
-from npuc.targets.easynpu.plan.placement import PlacedJob
-from npuc.targets.easynpu.plan.segments import instruction_words, is_controlled, weight_words
+from npuc.targets.easynpu.plan.placement import PlacedJob, instruction_words, is_controlled, weight_words
 
 
 @frozen

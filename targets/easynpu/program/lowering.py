@@ -36,10 +36,19 @@ from npuc.targets.easynpu.plan.documented import expect_words
 from npuc.targets.easynpu.plan.grids import Strip, shares_of, tiles_of
 from npuc.targets.easynpu.plan.implicit import implicit
 from npuc.targets.easynpu.plan.ordering import best_order
-from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, Run, Usage, explicit, placeable
+from npuc.targets.easynpu.plan.placement import (
+    Crossing,
+    PlacedJob,
+    Placement,
+    Run,
+    Streams,
+    Usage,
+    cut,
+    explicit,
+    placeable,
+)
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
-from npuc.targets.easynpu.plan.segments import Streams, cut
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, pieces, without_data
