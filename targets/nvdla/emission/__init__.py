@@ -55,7 +55,7 @@ class Emitter:
     """Writes operations in order, alternating the register groups of each block."""
 
     def __init__(self, machine: Machine) -> None:
-        self.writer = RegisterWriter(machine)
+        self.writer = _RegisterWriter(machine)
         self.scoreboard = Scoreboard(machine.atom_bytes)
         self._values = {
             (block, group): {each.name: each.reset for each in self.writer.map.registers if each.block == block}
@@ -144,7 +144,7 @@ FIRMWARES_OWN = ("GLB.S_INTR_MASK",)
 """Registers that the firmware writes for its own interrupts."""
 
 
-class RegisterWriter:
+class _RegisterWriter:
     """Collects register writes for a machine."""
 
     def __init__(self, machine: Machine) -> None:
@@ -204,7 +204,7 @@ class RegisterWriter:
 @lru_cache(maxsize=64)
 def _tables(machine: Machine, lut: of.Lut, block: str, *, floating: bool) -> tuple[Command, ...]:
     """The writes that load tables; layers have many in common."""
-    writer = RegisterWriter(machine)
+    writer = _RegisterWriter(machine)
     for title, value in look_up_tables(writer.firmware, block, lut, floating=floating):
         writer.raw(title, value)
     return tuple(writer.commands)

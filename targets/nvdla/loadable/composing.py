@@ -61,7 +61,7 @@ def composed(program: Program, ports: Ports) -> schema.Loadable:
     """The loadable of a program. Raises ArtefactError (E506) for anything that descriptors cannot express."""
     machine = Contents.of(program.manifest).machine
     built = _built(program, ports, machine)
-    memories = Memories(built.weights, built.map_bytes, ports, machine)
+    memories = _Memories(built.weights, built.map_bytes, ports, machine)
     memories.task(schema.DLA, _engine_lists(built, machine, memories.data))
     softmax = [port for port in ports.outputs if port.softmax]
     if softmax:
@@ -276,7 +276,7 @@ WAIT, SIGNAL = 0, 1
 """What a task does with an event."""
 
 
-class Memories:
+class _Memories:
     """Builds a loadable: first data (a dummy, weights, maps, inputs and outputs), then the tasks' lists."""
 
     def __init__(self, weights: bytes, map_bytes: int, ports: Ports, machine: Machine) -> None:

@@ -165,7 +165,7 @@ def _bound(recorder: _Recorder, ports: Ports) -> dict[str, bytes]:
     return {port.name: recorder.given[port.move.tensor] for port in ports.inputs}
 
 
-def given_of(program: Program, ports: Ports, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+def _given_of(program: Program, ports: Ports, inputs: Mapping[str, Array]) -> dict[str, bytes]:
     """The contents of the input buffers for one sample, by name."""
     recorder = _Recorder(program)
     recorder(inputs)
@@ -242,7 +242,7 @@ def self_test_files(program: Program, inputs: Mapping[str, Array]) -> dict[str, 
     machine = Contents.of(program.manifest).machine
     made: dict[str, bytes] = {}
     for sample in range(count_of(inputs)):
-        given = given_of(program, ports, {name: values[sample : sample + 1] for name, values in inputs.items()})
+        given = _given_of(program, ports, {name: values[sample : sample + 1] for name, values in inputs.items()})
         after = executed(loadable, machine, given)
         for number, port in enumerate(ports.inputs):
             made[f"{FOLDER}/{sample}/input_{number}.bin"] = given[port.name]

@@ -114,7 +114,7 @@ class RawFrame:
 
 
 def is_centre(node: Node) -> bool:
-    """Whether a node takes a mean of each channel from a frame (quantisation/centring)."""
+    """Whether a node takes a mean of each channel from a frame (`centred`)."""
     return node.op == "Sub" and node.inputs[1] == f"{node.output}/mean"
 
 
