@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuc.ir import Graph, Node
-from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
+from npuc.passes.scales import RescaleCoarseOperands
 from npuc.pipeline import run_passes
 from npuc.quantize.calibration.histograms import source
 from npuc.quantize.improvement.borders import best_bordered

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.passes.expansion.images import ImageLimits
-from npuc.passes.scales.rescale_coarse_operands import Histograms, Pair, Select, joining, tying
-from npuc.passes.scales.rescale_mixed_concats import with_rescaled
+from npuc.passes.scales import Histograms, Pair, Select, joining, tying, with_rescaled
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.assignment import ScaleConstraints, components
 from npuc.quantize.scales.constraints import data_inputs, tensors_of

@@ -13,10 +13,9 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, AXIS, BLOCK_MODE, BLOCKSIZE
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.quantisation import CONVERSIONS
-from npuc.passes.expansion.permute_channels_by_conv import is_dense
+from npuc.passes.expansion.moves_to_convs import is_dense
 from npuc.passes.expansion.resizes import repetitions
-from npuc.passes.rewriting.channels import kernels_of, selected, sliced
-from npuc.passes.rewriting.interleaving import woven
+from npuc.passes.rewriting.maps import kernels_of, selected, sliced, woven
 from npuc.passes.rewriting.patterns import along_axis, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.targets.nvdla.network.limits import LANES

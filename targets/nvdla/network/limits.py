@@ -1,7 +1,7 @@
 """Limits for NVDLA's float passes: of images, averages, and convolutions that only move data."""
 
+from npuc.passes.expansion.averages import AverageLimits as Averages
 from npuc.passes.expansion.images import ImageLimits
-from npuc.passes.expansion.split_average_pool import AverageLimits as Averages
 
 LANES = 16
 """Channels of one atom, or of two on nv_small: a slice that starts at a multiple of these needs no copy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.ir import Graph, Node
-from npuc.passes.cleanup.merge_duplicates import merge_duplicates
+from npuc.passes.cleanup.clutter import merge_duplicates
 from npuc.passes.expansion.images import TIDY, Shape
 from npuc.passes.rewriting.layout import UNARY
 from npuc.passes.rewriting.patterns import only_float

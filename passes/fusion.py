@@ -1,4 +1,4 @@
-"""Folds batch normalisation into adjacent weights."""
+"""Operators that are merged into their neighbours: batch normalisation, activations, sums."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from math import prod
 
 import numpy as np
 
-from npuc.ir import Array, Graph, Node
-from npuc.ops.attributes import ACTIVATION, GROUP, PADS
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops import rebuild
+from npuc.ops.attributes import ACTIVATION, DILATIONS, FUSED_INPUT, GROUP, MAX, MIN, PADS
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes
+from npuc.passes.recognition.recognise_activations import merge_limits
 from npuc.passes.recognition.recognise_batch_norm import (
     factor_and_shift,
     in_float32,
     merge_batch_norms,
     scale_and_shift,
 )
+from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 WEIGHTED = frozenset(("Conv", "ConvTranspose", "Gemm"))
@@ -157,3 +160,102 @@ def _per_column(rewriter: Rewriter, tensor: str, values: Array) -> Array:
     """One value per channel of a tensor, repeated for all elements of a flattened sample."""
     shape = rewriter.shape(tensor)
     return np.repeat(values, prod(shape[2:]))
+
+
+FUSABLE = WEIGHTED | {"Add"}
+
+
+def fuse_activation(graph: Graph) -> Graph:
+    """Relu or Clip as the attribute `activation` of the Conv, ConvTranspose, Gemm or Add whose only reader it is.
+
+    Several in a row are merged first. An activation after a MaxPool moves before it: both are monotonic, so they
+    commute.
+    """
+    return rewrite(rewrite(graph, merge_limits), _fuse, _swap_with_pool)
+
+
+def _fusable(rewriter: Rewriter, tensor: str) -> Node | None:
+    """The tensor's producer, if an activation can become part of it."""
+    producer = rewriter.private(tensor)
+    if producer is None or producer.op not in FUSABLE or ACTIVATION(producer):
+        return None
+    return producer if only_float(rewriter, tensor) else None
+
+
+def _fuse(rewriter: Rewriter, node: Node) -> bool:
+    producer = _fusable(rewriter, node.inputs[0]) if node.op in ("Relu", "Clip") else None
+    if producer is None:
+        return False
+    attrs: dict[str, Attr] = {**producer.attrs, "activation": node.op}
+    attrs |= {key: node.attrs[key] for key in ("min", "max") if node.op == "Clip" and key in node.attrs}
+    sources = rewriter.sources(producer, node)
+    rewriter.replace(node, replace(producer, outputs=node.outputs, attrs=attrs, sources=sources))
+    return True
+
+
+def _swap_with_pool(rewriter: Rewriter, node: Node) -> bool:
+    """Relu or Clip of a MaxPool of an operator that can absorb it."""
+    pool = rewriter.private(node.inputs[0]) if node.op in ("Relu", "Clip") else None
+    if pool is None or pool.op != "MaxPool" or _fusable(rewriter, pool.inputs[0]) is None:
+        return False
+    if max(DILATIONS(pool) or (1,)) > 1:
+        return False  # all taps of a window may lie in the padding, where the limits matter
+    early = rewriter.fresh(f"{pool.inputs[0]}/{node.op.lower()}")
+    limited = replace(node, inputs=pool.inputs, outputs=(early,))
+    rewriter.replace(node, limited, replace(pool, inputs=(early,), outputs=node.outputs))
+    return True
+
+
+def mark_residual_add(graph: Graph) -> Graph:
+    """Add gets the attribute `fused_input`: the operand that the preceding operator can compute.
+
+    That operand comes from a Conv, ConvTranspose or Gemm without other readers, so that it can be scheduled right
+    before the Add, and has the shape of the sum (the other one may broadcast). Of two such operands the one
+    computed later is marked; sums with a constant are not marked.
+    """
+    places = {node.output: place for place, node in enumerate(graph.nodes)}
+    nodes = [_marked(graph, node, places) if node.op == "Add" else node for node in graph.nodes]
+    changed = any(new is not old for new, old in zip(nodes, graph.nodes, strict=True))
+    return rebuild(graph, nodes) if changed else graph
+
+
+def _marked(graph: Graph, add: Node, places: dict[str, int]) -> Node:
+    found = [index for index in (0, 1) if _last_step(graph, add, index)]
+    best = max(found, key=lambda index: places[add.inputs[index]], default=None)
+    if FUSED_INPUT(add) == best:
+        return add
+    attrs = {key: value for key, value in add.attrs.items() if key != FUSED_INPUT.name}
+    return replace(add, attrs=attrs if best is None else {**attrs, FUSED_INPUT.name: best})
+
+
+def _last_step(graph: Graph, add: Node, index: int) -> bool:
+    name, other = add.inputs[index], add.inputs[1 - index]
+    producer = graph.producers.get(name)
+    if producer is None or producer.op not in WEIGHTED or graph.constant(other) is not None or name == other:
+        return False
+    return graph.only_reader(name) is not None and graph.shape(name) == graph.shape(add.output)
+
+
+def fuse_again(graph: Graph) -> Graph:
+    """Fuses activations into new convolutions and sums, and marks sums that can end a new convolution."""
+    return mark_residual_add(fuse_activation(graph))
+
+
+def separate_clips(graph: Graph) -> Graph:
+    """A fused Clip with a lower limit other than 0, or without room above it, becomes a node of its own again.
+
+    For machines whose fused activation is a ReLU, which saturation turns into a ReLU6.
+    """
+    return rewrite(graph, _separate)
+
+
+def _separate(rewriter: Rewriter, node: Node) -> bool:
+    if ACTIVATION(node) != "Clip" or MIN(node) == 0 < MAX(node):
+        return False
+    limits = {key: node.attrs[key] for key in ("min", "max") if key in node.attrs}
+    attrs = {key: value for key, value in node.attrs.items() if key not in ("activation", *limits)}
+    free = rewriter.fresh(f"{node.output}/free")
+    own = node.sources[-1:]  # fusing appended the Clip's: if the machine refuses it, the operator still runs
+    clip = Node("Clip", (free,), node.outputs, limits, f"{node.name}/clip", own)
+    rewriter.replace(node, replace(node, outputs=(free,), attrs=attrs), clip)
+    return True

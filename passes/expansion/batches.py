@@ -1,22 +1,30 @@
-"""Networks of one image instead of a network of a batch."""
+"""Networks of a batch as networks of one image: sample by sample, stacked as rows, or as channels.
+
+A stacked map is (1, C, N * H, W). A fully connected layer is a convolution whose window covers one sample and
+advances by a whole one, so that its weights are needed once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import AXES, AXIS, GROUP, PERM, SCALES, SHAPE, SIDES, SIZES
-from npuc.passes.expansion.batch_to_channels import POOLS
-from npuc.passes.expansion.images import ImageLimits
-from npuc.passes.expansion.stacked_samples import Covering, Extents, stacked_convolution, stacked_layers
+from npuc.ops.windows import window_of
+from npuc.passes.expansion.images import TIDY, ImageLimits
 from npuc.passes.rewriting.layout import BINARY, UNARY
+from npuc.passes.rewriting.rules import Rewriter, rewrite
+from npuc.text.names import Names
 
 MOST_SAMPLES = 64
 """The largest batch to split: the program grows by this factor."""
 
+POOLS = ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
 IMAGES = ("Conv", "ConvTranspose", "BatchNormalization", "DepthToSpace", "SpaceToDepth", *POOLS)
 """Operators that process images one by one."""
 
@@ -41,7 +49,7 @@ class SplitBatch:
         region = _region(graph)
         if not region:
             return graph
-        return _Samples(graph, region, stacked_layers(graph, region, self.limits, self.most_lines)).result()
+        return _Samples(graph, region, _stacked_layers(graph, region, self.limits, self.most_lines)).result()
 
 
 def _batch(graph: Graph, node: Node) -> int:
@@ -114,7 +122,7 @@ class _Samples:
 
     graph: Graph
     region: set[str]
-    layers: Mapping[str, Covering | None]
+    layers: Mapping[str, _Covering | None]
 
     def result(self) -> Graph:
         self.pieces: dict[str, list[str]] = {}
@@ -145,7 +153,7 @@ class _Samples:
         for name in filter(self._leaves, node.outputs):
             yield Node("Concat", tuple(self.pieces[name]), (name,), {"axis": 0}, f"{name}/batch", node.sources)
 
-    def _at_once(self, node: Node, layer: Covering | None) -> Iterator[Node]:
+    def _at_once(self, node: Node, layer: _Covering | None) -> Iterator[Node]:
         name = node.output
         if node.op == "Reshape":
             self.stacked[name] = self.stacked[node.inputs[0]]
@@ -156,7 +164,7 @@ class _Samples:
         else:
             yield from self._together(layer.map, layer.sample, node.sources)
             names = self.stacked[layer.map], self.fresh.new(f"{name}/stacked")
-            convolution, constants = stacked_convolution(self.graph, node, layer, names, self.fresh)
+            convolution, constants = _stacked_convolution(self.graph, node, layer, names, self.fresh)
             self.stacked[name] = names[1]
             self.constants |= constants
             yield convolution
@@ -207,3 +215,117 @@ class _Samples:
 def _cut(axis: int, at: int) -> dict[str, Attr]:
     """A Slice of one element along an axis."""
     return {"axes": (axis,), "starts": (at,), "ends": (at + 1,), "steps": (1,)}
+
+
+Extents = tuple[int, int, int]
+"""Channels, height and width of a sample."""
+
+
+@frozen
+class _Covering:
+    """A fully connected layer: its map, and one sample of it."""
+
+    map: str
+    sample: Extents
+
+
+def _stacked_layers(
+    graph: Graph, nodes: Collection[str], limits: ImageLimits, most_lines: int
+) -> Mapping[str, _Covering | None]:
+    """The nodes, by result, that can be computed for all samples at once, among those with these first outputs.
+
+    These are fully connected layers on samples of at most `most_lines` lines, with their map; elementwise
+    functions, and reshapes of pixels to rows, that follow them have None.
+    """
+    found: dict[str, _Covering | None] = {}
+    for node in graph.nodes:
+        if node.output not in nodes:
+            continue
+        layer = _covering(graph, node, found, limits)
+        if layer is not None and layer.sample[1] <= most_lines:
+            found[node.output] = layer
+        elif layer is None and _follows(graph, node, found):
+            found[node.output] = None
+    return found
+
+
+def _covering(graph: Graph, node: Node, stacked: Collection[str], limits: ImageLimits) -> _Covering | None:
+    """The map and sample of a fully connected layer; None for any other node."""
+    if len(node.inputs) < 2 or node.inputs[1] not in graph.constants:
+        return None
+    x, shape = node.inputs[0], graph.shape(node.inputs[0])
+    if node.op == "Gemm":
+        before = graph.producers.get(x)
+        source = graph.shape(before.inputs[0]) if before is not None and before.op == "Reshape" else ()
+        if before is not None and len(source) == 4 and source[0] == shape[0]:
+            x, shape = before.inputs[0], source
+        row = len(shape) == 2 and x not in stacked
+        return _Covering(x, limits.folded(shape[1]) if row else _extents(shape))
+    if node.op != "Conv" or len(shape) != 4 or GROUP(node) != 1:
+        return None
+    window = window_of(node, graph.shape(node.inputs[1])[2:])
+    whole = window.reach == window.kernel == shape[2:] and not any((*window.begins, *window.ends))
+    return _Covering(x, _extents(shape)) if whole else None
+
+
+def _extents(shape: tuple[int, ...]) -> Extents:
+    channels, height, width = (*shape[1:], 1, 1, 1)[:3]
+    return channels, height, width
+
+
+def _follows(graph: Graph, node: Node, stacked: Collection[str]) -> bool:
+    """Whether a node computes only elements of stacked maps, with constants that are equal for all channels."""
+    constants = [graph.constants[name] for name in node.inputs if name in graph.constants]
+    computed = [name for name in node.inputs if name and name not in graph.constants]
+    if not computed or not all(name in stacked for name in computed):
+        return False
+    if node.op == "Reshape":
+        return _extents(graph.shape(node.inputs[0])) == _extents(graph.shape(node.output))
+    return node.op in UNARY | BINARY and all(each.size == 1 for each in constants)
+
+
+def _stacked_convolution(
+    graph: Graph, node: Node, layer: _Covering, names: tuple[str, str], fresh: Names
+) -> tuple[Node, dict[str, Array]]:
+    """The convolution of a fully connected layer between two stacked maps, and its weights if they change."""
+    window: dict[str, Attr] = {"strides": (layer.sample[1], 1)}
+    weight, constants = node.inputs[1], dict[str, Array]()
+    if node.op == "Gemm":
+        weights = graph.constants[weight]
+        weight = fresh.new(f"{node.output}/kernel")
+        constants[weight] = np.ascontiguousarray(weights.reshape(len(weights), *layer.sample))
+    inputs = (names[0], weight, *node.inputs[2:])
+    return replace(node, op="Conv", inputs=inputs, outputs=names[1:], attrs={**node.attrs, **window}), constants
+
+
+def batch_to_channels(graph: Graph) -> Graph:
+    """Pooling, and depthwise convolutions, of N images become those of one: (1, N * C, H, W).
+
+    A Reshape is added before and after; the weights of a convolution are repeated.
+    """
+    return rewrite(graph, _as_channels, *TIDY)
+
+
+def _as_channels(rewriter: Rewriter, node: Node) -> bool:
+    shape = rewriter.shape(node.inputs[0])
+    if len(shape) != 4 or shape[0] < 2:
+        return False
+    N, channels = shape[:2]
+    inputs: tuple[str, ...] = ()
+    attrs = dict(node.attrs)
+    if node.op == "Conv":
+        depthwise = GROUP(node) == channels == rewriter.shape(node.output)[1]
+        values = [rewriter.constants.get(name) for name in node.inputs[1:] if name]
+        if not depthwise or any(value is None for value in values):
+            return False
+        tiled = [np.concatenate([value] * N) for value in values if value is not None]
+        inputs = tuple(rewriter.constant(value, f"{node.output}/tiled") for value in tiled)
+        attrs["group"] = N * channels
+    elif node.op not in POOLS:
+        return False
+    stem, merged = f"{node.inputs[0]}/channels", (1, N * channels, *shape[2:])
+    x = rewriter.part(node, "Reshape", node.inputs[:1], stem, shape=merged)
+    y = rewriter.fresh(f"{node.output}/channels")
+    inner = replace(node, inputs=(x.output, *inputs), outputs=(y,), attrs=attrs)
+    rewriter.replace(node, x, inner, rewriter.back(node, y))
+    return True

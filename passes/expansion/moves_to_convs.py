@@ -1,18 +1,21 @@
-"""Reordering of channels by data movement, replaced by convolutions or merged into their weights."""
+"""Data movement by convolutions: channels in another order, every n-th row or column of a map, padding."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from math import inf, isfinite
 
 import numpy as np
 
 from npuc.frozen import frozen
 from npuc.interpreter import evaluate
-from npuc.ir import Array, Graph, Node
-from npuc.ops.attributes import BLOCKS, GROUP
-from npuc.passes.rewriting.channels import in_lanes, kernels_of, selected, sliced
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import AXES, BLOCKS, GROUP, PAD_MODE, SIDES, VALUE
+from npuc.passes.rewriting.maps import in_lanes, kernels_of, selected, sliced
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Rewriter
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOVES = frozenset(("Reshape", "Transpose", "Slice", "Gather", "Split"))
 
@@ -156,3 +159,123 @@ def is_dense(rewriter: Rewriter, node: Node) -> bool:
     if BLOCKS(node) > 1 and any(extent > 1 for extent in rewriter.shape(node.inputs[1])[2:]):
         return False
     return all(name in rewriter.constants for name in node.inputs[1:] if name)
+
+
+@frozen
+class StridedSlicesToConvs:
+    """Slice with steps along H or W becomes a Slice without steps and a depthwise 1x1 Conv with strides.
+
+    The map (1, C, H, W) must be computed, and its result used in computations; between data movement, and before
+    an output, nothing is done. Steps are at most the largest permitted stride; steps along other axes, and
+    backward ones, are left unchanged.
+    """
+
+    most_stride: int
+    __name__ = "strided_slices_to_convs"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph without such slices."""
+        return rewrite(graph, partial(_strided, self.most_stride))
+
+
+def _strided(most: int, rewriter: Rewriter, node: Node) -> bool:
+    x, shape = node.inputs[0], rewriter.shape(node.output)
+    if node.op != "Slice" or len(shape) != 4 or shape[0] != 1 or not all(shape) or not only_float(rewriter, x):
+        return False
+    keys = ("starts", "ends", "steps")
+    cuts = dict(zip(AXES(node), zip(*(node.integers(key) for key in keys), strict=True), strict=True))
+    strides = tuple(cuts[axis][2] if axis in cuts else 1 for axis in (2, 3))
+    others = [step for axis, (_, _, step) in cuts.items() if axis < 2]
+    if max(strides) == 1 or not 1 <= min(strides) <= max(strides) <= most or any(s != 1 for s in others):
+        return False
+    if not _is_computed(rewriter, x) or all(reader.op in MOVES for reader in rewriter.readers(node.output)):
+        return False
+    ends = tuple(start + (shape[axis] - 1) * step + 1 for axis, (start, _, step) in cuts.items())
+    unit: dict[str, Attr] = {**node.attrs, "ends": ends, "steps": (1,) * len(cuts)}
+    window = rewriter.part(node, "Slice", (x,), f"{node.output}/window", **unit)
+    ones = rewriter.constant(np.ones((shape[1], 1, 1, 1), np.float32), f"{node.output}/ones")
+    attrs: dict[str, Attr] = {"kernel_shape": (1, 1), "strides": strides, "group": shape[1], "selects": 1}
+    rewriter.replace(
+        node, window, Node("Conv", (window.output, ones), node.outputs, attrs, node.name, node.sources)
+    )
+    return True
+
+
+def _is_computed(rewriter: Rewriter, tensor: str) -> bool:
+    """Whether it is more than a rearranged input of the network."""
+    node = rewriter.producer(tensor)
+    while node is not None and node.op in MOVES:
+        node = rewriter.producer(node.inputs[0])
+    return node is not None
+
+
+MOST_PARTS = 8
+"""Padding that takes more convolutions is left unchanged."""
+
+
+@frozen
+class PadsToConvs:
+    """Pad of an image (1, C, H, W) with zeros becomes a depthwise Conv by 1 with that padding.
+
+    For another number c it is subtracted before and added after: c + pad(x - c). More rows or columns than a
+    window may have take several Convs, up to 8. Padding of other axes, with elements of the tensor, or beyond
+    that is left unchanged.
+
+    most_padding: before the image; most_behind: behind it.
+    """
+
+    most_padding: int
+    most_behind: float = inf
+    __name__ = "pads_to_convs"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph without such padding."""
+        return rewrite(
+            graph, partial(_padded, (self.most_padding, self.most_padding, self.most_behind, self.most_behind))
+        )
+
+
+def _padded(most: Sequence[float], rewriter: Rewriter, node: Node) -> bool:
+    shape = rewriter.shape(node.inputs[0])
+    if node.op != "Pad" or PAD_MODE(node) != "constant" or len(shape) != 4 or shape[0] != 1:
+        return False
+    begins, ends, value = SIDES(node)[:4], SIDES(node)[4:], VALUE(node)
+    spatial = begins[2:] + ends[2:]
+    if any(begins[:2] + ends[:2]) or min(spatial) < 0 or not isfinite(value):
+        return False
+    if not only_float(rewriter, node.inputs[0]) or not rewriter.types[node.inputs[0]].size:
+        return False
+    if any(side > MOST_PARTS * limit for side, limit in zip(spatial, most, strict=True)):
+        return False
+    nodes: list[Node] = []
+    x = node.inputs[0]
+    if value:
+        nodes.append(_conv(rewriter, node, x, rewriter.fresh(f"{node.output}/above"), -value, {}))
+        x = nodes[-1].output
+    *parts, last = _parts(spatial, most)
+    for part in parts:
+        nodes.append(_conv(rewriter, node, x, rewriter.fresh(f"{node.output}/part"), 0, {"pads": part}))
+        x = nodes[-1].output
+    rewriter.replace(node, *nodes, _conv(rewriter, node, x, node.output, value, {"pads": last}))
+    return True
+
+
+def _parts(pads: tuple[int, ...], most: Sequence[float]) -> list[tuple[int, ...]]:
+    """Pads that add up to these, with at most so many on each side.
+
+    >>> _parts((17, 2, 40, 0), (15, 15, inf, inf))
+    [(15, 2, 40, 0), (2, 0, 0, 0)]
+    """
+    found: list[tuple[int, ...]] = []
+    while any(side > limit for side, limit in zip(pads, most, strict=True)):
+        found.append(tuple(int(min(side, limit)) for side, limit in zip(pads, most, strict=True)))
+        pads = tuple(side - taken for side, taken in zip(pads, found[-1], strict=True))
+    return [*found, pads]
+
+
+def _conv(rewriter: Rewriter, node: Node, x: str, y: str, shift: float, attrs: dict[str, Attr]) -> Node:
+    """A depthwise Conv by 1 that adds a number."""
+    channels = rewriter.shape(node.inputs[0])[1]
+    w = rewriter.constant(np.ones((channels, 1, 1, 1), np.float32), f"{y}/ones")
+    bias = (rewriter.constant(np.full(channels, shift, np.float32), f"{y}/shift"),) if shift else ()
+    return Node("Conv", (x, w, *bias), (y,), {**attrs, "group": channels}, node.name, node.sources)

@@ -1,4 +1,4 @@
-"""PReLU with a slope per channel, by ReLU and convolutions only."""
+"""Powers with small exponents and PReLU with slopes per channel, by functions that machines have."""
 
 from __future__ import annotations
 
@@ -8,8 +8,39 @@ import numpy as np
 
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP
-from npuc.passes.rewriting.patterns import along_axis
+from npuc.passes.rewriting.patterns import along_axis, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
+
+
+def expand_powers(graph: Graph) -> Graph:
+    """Pow by 1, 2, 3 or 4 becomes at most two products, by 0.5 a Sqrt. Other exponents stay."""
+    return rewrite(graph, _expand_power)
+
+
+def _expand_power(rewriter: Rewriter, node: Node) -> bool:
+    exponent = rewriter.constants.get(node.inputs[1]) if node.op == "Pow" and not ACTIVATION(node) else None
+    x = node.inputs[0]
+    if exponent is None or exponent.size != 1 or not only_float(rewriter, x, node.output):
+        return False
+    if rewriter.shape(x) != rewriter.shape(node.output) or x in rewriter.constants:
+        return False
+    number = float(exponent.reshape(-1)[0])
+    if number == 1:
+        identity = replace(node, op="Identity", inputs=(x,))
+        rewriter.replace(node, identity)
+        return rewriter.bypass(identity) or True
+    if number == 0.5:
+        rewriter.replace(node, replace(node, op="Sqrt", inputs=(x,)))
+        return True
+    if number not in (2, 3, 4):
+        return False
+    if number == 2:
+        rewriter.replace(node, replace(node, op="Mul", inputs=(x, x)))
+        return True
+    square = rewriter.part(node, "Mul", (x, x), f"{node.output}/square")
+    y = square.output
+    rewriter.replace(node, square, replace(node, op="Mul", inputs=(y, x if number == 3 else y)))
+    return True
 
 
 def expand_prelu(graph: Graph) -> Graph:
@@ -19,10 +50,10 @@ def expand_prelu(graph: Graph) -> Graph:
     one from 2 C to C channels weights them with 1 and -a. A Conv that only the PRelu reads computes both signs
     itself. For machines without a word for slopes; x: (1, C, ...) with two spatial axes or none, or a batch.
     """
-    return rewrite(graph, _expand)
+    return rewrite(graph, _expand_prelu)
 
 
-def _expand(rewriter: Rewriter, node: Node) -> bool:
+def _expand_prelu(rewriter: Rewriter, node: Node) -> bool:
     shape = rewriter.shape(node.inputs[0])
     slope = rewriter.constants.get(node.inputs[1]) if node.op == "PRelu" else None
     slopes = along_axis(slope, shape, 1) if slope is not None and len(shape) in (2, 4) else None

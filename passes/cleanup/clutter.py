@@ -1,14 +1,75 @@
-"""Removes nodes that return their input, and nodes that no output needs."""
+"""Removes clutter: what depends on constants alone, what is computed twice, and nodes that do or serve nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from npuc.ir import Graph, Node
+import numpy as np
+
+from npuc.interpreter import evaluate
+from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import ACTIVATION, AXES, KERNEL_SHAPE, MAX, MIN, PERM, SCALES, STEPS
 from npuc.passes.rewriting.patterns import scalar
 from npuc.passes.rewriting.rules import Rewriter, rewrite
+
+LARGEST_GROWTH = 1 << 20
+"""In elements: a node whose result is larger than this, and than all its inputs, is not evaluated."""
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """Replaces nodes by their results if all inputs are constants.
+
+    Weights that a quantised model stores as integers stay behind their DequantizeLinear, which carries their
+    scale; in a model that quantises no activation, DequantizeLinear is only a storage format and is folded.
+    """
+    quantised = _quantises_activations(graph)
+    known: dict[str, Array] = dict(graph.constants)
+    kept: list[Node] = []
+    for node in graph.nodes:
+        inputs = [known[name] for name in node.inputs if name in known]
+        stays = quantised and node.op == "DequantizeLinear"
+        if stays or len(inputs) < len([*filter(None, node.inputs)]) or _grows(graph, node):
+            kept.append(node)
+            continue
+        empty = np.empty(0, np.float32)
+        found = evaluate(node, [known[name] if name else empty for name in node.inputs])
+        known.update((name, value) for name, value in zip(node.outputs, found, strict=True) if name)
+    return graph if len(kept) == len(graph.nodes) else rebuild(graph, kept, known)
+
+
+def _quantises_activations(graph: Graph) -> bool:
+    quantisers = (node for node in graph.nodes if node.op in ("QuantizeLinear", "DequantizeLinear"))
+    return any(graph.constant(node.inputs[0]) is None for node in quantisers)
+
+
+def _grows(graph: Graph, node: Node) -> bool:
+    size = sum(graph.tensors[name].size for name in node.outputs if name)
+    return size > max(LARGEST_GROWTH, sum(graph.tensors[name].size for name in node.inputs if name))
+
+
+Computation = tuple[str, tuple[str, ...], tuple[tuple[str, Attr], ...], tuple[bool, ...]]
+"""Operator, inputs, attributes, and which outputs are present."""
+
+
+def merge_duplicates(graph: Graph) -> Graph:
+    """Merges nodes with the same operator, inputs and attributes; graph outputs keep their own.
+
+    Models from TensorFlow transpose a tensor once for every reader.
+    """
+    rewriter = Rewriter(graph)
+    first: dict[Computation, Node] = {}
+    for key in rewriter.order():
+        node = rewriter.node(key)
+        if node is None:
+            continue
+        given = tuple(bool(name) for name in node.outputs)
+        computation = (node.op, node.inputs, tuple(sorted(node.attrs.items())), given)
+        same = first.setdefault(computation, node)
+        if same is not node and not rewriter.outputs.intersection(node.outputs):
+            first[computation] = rewriter.merge(node, same)
+    return rewriter.finish()
+
 
 Test = Callable[[Rewriter, Node], bool]
 
