@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.movement import MOVEMENT
-from npuc.ops.pooling import SELECTION
+from npuc.ops.windows import SELECTION
 from npuc.passes.expansion.images import ImageLimits, carried
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.quantize.arithmetic.tables import is_relu

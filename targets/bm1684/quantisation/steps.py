@@ -14,7 +14,7 @@ from npuc.conditions.lower_bounds import NOT_NEGATIVE
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, SELECTS
 from npuc.ops.movement import KEPT_INTEGERS
-from npuc.ops.pooling import AVERAGES, SELECTION
+from npuc.ops.windows import AVERAGES, SELECTION
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.arithmetic.weights import LARGEST_WEIGHT
 from npuc.quantize.calibration.histograms import Histogram

@@ -12,7 +12,7 @@ import numpy as np
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import AXIS, FUSED_INPUT, GROUP, PADDING, PADS
-from npuc.ops.macs import macs
+from npuc.ops.products import macs
 from npuc.ops.windows import window_of
 from npuc.targets.easynpu.layers.addressing import concat_offsets, map_shape
 from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, conv_mnemonic

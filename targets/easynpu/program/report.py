@@ -10,7 +10,7 @@ from typing import Any
 from npuc.host import manifest as steps
 from npuc.ir import Graph
 from npuc.ops.attributes import ERROR_LSB, PADDING, SELECTS
-from npuc.ops.macs import macs
+from npuc.ops.products import macs
 from npuc.quantize.arithmetic.ranges import bound
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.easynpu.layers.jobs import Stage

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from npuc.ir import Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.movement import MOVEMENT
-from npuc.ops.pooling import SELECTION
+from npuc.ops.windows import SELECTION
 from npuc.quantize.network.renaming import reading
 from npuc.quantize.scales.constraints import data_inputs
 

@@ -1,15 +1,16 @@
-"""Convolution and transposed convolution over any number of spatial dimensions."""
+"""Products with weights and of matrices: convolutions, fully connected layers, and their multiply-accumulates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.activation import activate
 from npuc.ops.attributes import (
+    AVERAGE,
     BLOCKS,
     DILATIONS,
     FUSED,
@@ -20,8 +21,32 @@ from npuc.ops.attributes import (
     SELECTS,
     STRIDES,
 )
-from npuc.ops.declaration import Op, Parameter, given
+from npuc.ops.declaration import Op, Parameter, broadcast, given
+from npuc.ops.elementwise import activate
 from npuc.ops.windows import Window, window_of
+
+if TYPE_CHECKING:
+    from npuc.onnx_files.export import OnnxEmitter
+
+
+def macs(node: Node, types: Mapping[str, TensorType]) -> int:
+    """Those of a product with weights or of two matrices, per run; 0 for other nodes.
+
+    types: of the node's tensors. Padding counts, as on every machine. Zeros that make a grouped convolution
+    dense do not count, nor do integer convolutions that average or only move channels.
+    """
+    if node.op not in ("Conv", "ConvTranspose", "Gemm", "MatMul", "IntConv"):
+        return 0
+    x, w, y = (types[name] for name in (*node.inputs[:2], node.output))
+    match node.op:
+        case "Conv":
+            return y.size * prod(w.shape[1:])
+        case "IntConv":
+            return 0 if AVERAGE(node) or SELECTS(node) else y.size * prod(w.shape[1:]) // BLOCKS(node)
+        case "ConvTranspose":
+            return x.size * prod(w.shape[1:])
+        case _:
+            return y.size * x.shape[-1]
 
 
 def _same_rank(_node: Node, types: Sequence[TensorType]) -> bool:
@@ -108,6 +133,33 @@ X, Y = Parameter("x", shape="N group*I L *S"), Parameter("y")
 BIAS = Parameter("bias", shape="group*P", optional=True)
 WINDOWED = (KERNEL_SHAPE, STRIDES, PADS, DILATIONS, GROUP)
 
+
+def _gemm(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    y = inputs[0] @ inputs[1].T
+    if given(node, 2):
+        y += inputs[2]
+    return (activate(node, y),)
+
+
+def _gemm_onnx(node: Node, emit: OnnxEmitter) -> None:
+    emit.activated(node, "Gemm", node.inputs, transB=1)
+
+
+def _chained(_node: Node, types: Sequence[TensorType]) -> bool:
+    """Both have two axes or more, and the last extent of a is the last but one of b."""
+    a, b = (each.shape for each in types)
+    return min(len(a), len(b)) > 1 and a[-1] == b[-2]
+
+
+def _matmul_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    a, b = (each.shape for each in types)
+    return (TensorType((*broadcast(node, a[:-2], b[:-2]), a[-2], b[-1])),)
+
+
+def _matmul(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return (np.asarray(inputs[0] @ inputs[1], np.float32),)
+
+
 OPERATORS = (
     Op(
         "Conv",
@@ -128,5 +180,23 @@ OPERATORS = (
         (*WINDOWED, OUTPUT_PADDING, *FUSED),
         (_same_rank, _kernel_of_the_weight, _little_more, _something_left),
         _conv_transpose_types,
+    ),
+    Op(
+        "Gemm",
+        "Fully connected layer: x times the transposed weight, plus a bias.",
+        (Parameter("x", shape="M K"), Parameter("w", shape="N K"), Parameter("bias", shape="N", optional=True)),
+        (Parameter("y", shape="M N"),),
+        _gemm,
+        FUSED,
+        to_onnx=_gemm_onnx,
+    ),
+    Op(
+        "MatMul",
+        "Matrix product of two tensors, batched as in numpy.",
+        (Parameter("a"), Parameter("b")),
+        (Parameter("y"),),
+        _matmul,
+        requires=(_chained,),
+        infer=_matmul_types,
     ),
 )
