@@ -1,9 +1,9 @@
 """Signatures of operators: number of inputs, attributes with types and defaults.
 
-Those of ONNX come from the onnx package. The contrib operators that onnxruntime's quantiser writes compute the same
-as an ONNX operator, on integers with scales and zero points, and have that operator's attributes; others are those
-that its optimiser writes. Source: onnxruntime, docs/ContribOperators.md. Of `ai.onnx.ml`, what is arithmetic on
-tensors. Source: ONNX, docs/Operators-ml.md.
+Those of ONNX come from the onnx package. The contrib operators that onnxruntime's quantiser writes compute the
+same as an ONNX operator, on integers with scales and zero points, and have that operator's attributes; others are
+those that its optimiser writes. Source: onnxruntime, docs/ContribOperators.md. Of `ai.onnx.ml`, what is arithmetic
+on tensors. Source: ONNX, docs/Operators-ml.md.
 """
 
 from __future__ import annotations
