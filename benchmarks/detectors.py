@@ -23,7 +23,7 @@ from accuracy import by_onnxruntime
 from npuc import api
 from npuc.ir import Array
 from npuc.models import detector
-from npuc.models.scenes import SIZE, Scenes, scenes
+from npuc.models.detector import SIZE, Scenes, scenes
 from npuc.reference import session
 from npuc.registry import TARGETS
 from npuc.samples import loading as data
@@ -67,7 +67,7 @@ class Row:
 def rows(folder: Path, bias: float, seed: int, targets: tuple[str, ...], options: Options) -> Iterator[Row]:
     """The results of fp32, of onnxruntime's int8 and of each target's."""
     model, calibration = folder / "m.onnx", folder / "calibration.npz"
-    onnx.save(detector.build(bias, seed), model)
+    onnx.save(detector.detector(bias, seed), model)
     data.save(calibration, {"input": scenes(CALIBRATION, (seed, 1)).pixels[:, None]})
     test = scenes(TEST, (seed, 2))
     exact = _outputs(model.read_bytes(), test.pixels)

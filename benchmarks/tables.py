@@ -81,14 +81,14 @@ def _compiled(model: onnx.ModelProto, title: str, samples: Any) -> api.Compiled:
 
 
 def builders() -> Rows:
-    """npuc.models.MODELS: extents, parameters, and what the module says of itself."""
+    """npuc.models.MODELS: extents, parameters, and what the builder says of itself."""
     yield "name", "input", "output", "parameters", "network"
     for name, build in MODELS.items():
         graph = build().graph
         shapes = (port.type.tensor_type.shape.dim for port in (graph.input[0], graph.output[0]))
         ends = ("x".join(str(each.dim_value) for each in shape) for shape in shapes)
         parameters = sum(prod(each.dims) for each in graph.initializer)
-        told = str(import_module(f"npuc.models.{name}").__doc__).splitlines()[0]
+        told = str(getattr(import_module(build.__module__), name).__doc__).splitlines()[0]
         yield f"`{name}`", *ends, f"{parameters:,}", told.rstrip(".")
 
 

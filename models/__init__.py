@@ -1,7 +1,6 @@
 """Networks for compiling, testing and measuring.
 
-`MODELS` has one builder per file, one of them trained, `PUBLIC` several per file. A builder's module, and onnx
-with it, is imported when the builder is called.
+A builder's module, and onnx with it, is imported when the builder is called.
 """
 
 from __future__ import annotations
@@ -15,41 +14,41 @@ if TYPE_CHECKING:
     import onnx
 
 
-def _builder(name: str, module: str, function: str = "build") -> Callable[[], onnx.ModelProto]:
+def _builder(name: str, module: str) -> Callable[[], onnx.ModelProto]:
     def build() -> onnx.ModelProto:
-        return getattr(import_module(f"npuc.models.{module}"), function)()
+        return getattr(import_module(f"npuc.models.{module}"), name)()
 
-    build.__name__ = build.__qualname__ = name
+    build.__module__, build.__name__, build.__qualname__ = f"npuc.models.{module}", name, name
     return build
 
 
-_NAMES = (
-    "autoencoder",
-    "bc_resnet",
-    "detector",
-    "digits",
-    "ds_cnn",
-    "lenet",
-    "mobilenet_v1_025",
-    "mobilenet_v2",
-    "residual_awkward",
-    "resnet8",
-    "small_cnn",
-    "unet_small",
-)
+_MODULES = {
+    "autoencoder": "networks",
+    "bc_resnet": "networks",
+    "detector": "detector",
+    "digits": "digits",
+    "ds_cnn": "networks",
+    "lenet": "networks",
+    "mobilenet_v1_025": "networks",
+    "mobilenet_v2": "networks",
+    "residual_awkward": "networks",
+    "resnet8": "networks",
+    "small_cnn": "networks",
+    "unet_small": "networks",
+}
 
 MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = MappingProxyType(
-    {name: _builder(name, name) for name in _NAMES}
+    {name: _builder(name, module) for name, module in _MODULES.items()}
 )
 """Name -> builder of a network."""
 
-_PUBLIC = {
-    "public_detectors": ("shufflenet_detector", "nanodet", "yolov5", "yolov8", "ssd", "rfb", "blazeface"),
-    "public_maps": ("unet", "deeplab", "mobilenet_v3", "tinyvit", "ppocr_recogniser"),
-    "public_sequences": ("gru_denoiser", "crnn", "keyword_spotting", "series_transformer"),
-}
+_PUBLIC = (
+    *("shufflenet_detector", "nanodet", "yolov5", "yolov8", "ssd", "rfb", "blazeface"),
+    *("unet", "deeplab", "mobilenet_v3", "tinyvit", "ppocr_recogniser"),
+    *("gru_denoiser", "crnn", "keyword_spotting", "series_transformer"),
+)
 
 PUBLIC: Mapping[str, Callable[[], onnx.ModelProto]] = MappingProxyType(
-    {name: _builder(name, module, name) for module, names in _PUBLIC.items() for name in names}
+    {name: _builder(name, "public") for name in _PUBLIC}
 )
 """Name -> builder of a network of a family that users bring, as its exporter writes it."""

@@ -15,9 +15,9 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, KERNEL_SHAPE
-from npuc.ops.macs import macs
 from npuc.ops.movement import MOVEMENT
-from npuc.ops.pooling import SELECTION
+from npuc.ops.products import macs
+from npuc.ops.windows import SELECTION
 from npuc.quantize.scales.constraints import selects
 from npuc.text.terminal import count, short
 

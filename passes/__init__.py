@@ -17,23 +17,17 @@
    them. `mark_residual_add` comes last: it annotates the operators that remain.
 """
 
+from npuc.passes.cleanup.boundary_moves import split_before_moves
+from npuc.passes.cleanup.clutter import fold_constants, merge_duplicates, remove_dead_code
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
-from npuc.passes.cleanup.fold_constants import fold_constants
-from npuc.passes.cleanup.merge_duplicates import merge_duplicates
-from npuc.passes.cleanup.merge_pads import merge_pads
-from npuc.passes.cleanup.remove_dead_code import remove_dead_code
+from npuc.passes.cleanup.pads import merge_pads
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes
-from npuc.passes.cleanup.split_before_moves import split_before_moves
-from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
-from npuc.passes.fusion.fuse_activation import fuse_activation
-from npuc.passes.fusion.mark_residual_add import mark_residual_add
-from npuc.passes.recognition.lift_to_2d import lift_to_2d
-from npuc.passes.recognition.recognise_activations import recognise_activations
+from npuc.passes.fusion import fold_batch_norm, fuse_activation, mark_residual_add
+from npuc.passes.recognition.canonical_forms import lift_to_2d, unify_pooling
+from npuc.passes.recognition.recognise_activations import recognise_activations, recognise_softmax
 from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
 from npuc.passes.recognition.recognise_gemm import recognise_gemm
 from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
-from npuc.passes.recognition.recognise_softmax import recognise_softmax
-from npuc.passes.recognition.unify_pooling import unify_pooling
 from npuc.pipeline import Pass
 
 FLOAT_PASSES: tuple[Pass, ...] = (

@@ -6,7 +6,7 @@ import numpy as np
 
 from npuc.ir import Attr, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.passes.expansion.split_average_pool import SplitAveragePool
+from npuc.passes.expansion.averages import SplitAveragePool
 from npuc.passes.expansion.split_max_pool import split_max_pool
 from npuc.pipeline import Pass
 from npuc.rewrites import Rewrite, rewrites

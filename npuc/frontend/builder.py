@@ -1,8 +1,8 @@
-"""The graph under construction: importers append canonical nodes, constants are evaluated at once."""
+"""The graph under construction, which importers append canonical nodes to; constants are evaluated at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +229,24 @@ def _without_absent_tail(inputs: Sequence[str]) -> tuple[str, ...]:
     while used and not used[-1]:
         used.pop()
     return tuple(used)
+
+
+Importer = Callable[[OnnxNode, NodeBuilder], None]
+
+
+def broadcast(node: OnnxNode, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The common shape by numpy's broadcasting; raises E105 if there is none."""
+    try:
+        return tuple(int(extent) for extent in np.broadcast_shapes(*shapes))
+    except ValueError:
+        described = " and ".join(str(list(shape)) for shape in shapes)
+        raise node.bad(f"shapes {described} do not broadcast") from None
+
+
+def same(*keys: str) -> Importer:
+    """An importer for an operator that is already canonical, with its inputs and these attributes."""
+
+    def importer(node: OnnxNode, to: NodeBuilder) -> None:
+        to.emit(node, node.op, node.inputs, **{key: node.attrs[key] for key in keys})
+
+    return importer

@@ -11,8 +11,8 @@ import onnx
 from onnx import helper
 
 from npuc.frontend.builder import NodeBuilder, OnnxNode
-from npuc.frontend.contrib import standard_form
-from npuc.frontend.inference import inferred, is_static
+from npuc.frontend.foreign import inferred, is_static
+from npuc.frontend.signatures import standard_form
 from npuc.ir import Array
 from npuc.system.budget import expect_room
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import onnx
 
-from npuc.frontend.batches import steps_first
-from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
-from npuc.frontend.fusions import with_activations_apart
 from npuc.frontend.importing import without_functions
+from npuc.frontend.plain_forms import steps_first, with_activations_apart, with_dense_constants
 from npuc.frontend.upgrading import upgraded
 from npuc.frontend.widening import widened
 from npuc.frozen import frozen

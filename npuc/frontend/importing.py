@@ -18,14 +18,9 @@ from onnx import TensorProto, TypeProto, helper
 
 from npuc.custom_ops import STANDARD
 from npuc.errors import Defect, ModelError, NpucError, Problem, UnsupportedOperator
-from npuc.frontend.batches import steps_first
 from npuc.frontend.binding import INPUT_TYPES, input_types
-from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import NodeBuilder, OnnxNode, UndefinedConstants
-from npuc.frontend.contrib import is_known, signature_of
-from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
-from npuc.frontend.expansion import expect_own_names, expect_small, with_defaults, with_one_opset
 from npuc.frontend.folding import can_fold, fold
 from npuc.frontend.foreign import (
     captured,
@@ -36,13 +31,20 @@ from npuc.frontend.foreign import (
     static,
     types_by_onnxruntime,
 )
-from npuc.frontend.fusions import with_activations_apart
 from npuc.frontend.importers import IMPORTERS
 from npuc.frontend.importers.attention import prepared
-from npuc.frontend.model import FileNode, ImportedModel, ImportedNode, live
-from npuc.frontend.origins import file_nodes, origins
+from npuc.frontend.inlining import (
+    branch_of,
+    expect_own_names,
+    expect_small,
+    inlined,
+    with_defaults,
+    with_one_opset,
+)
+from npuc.frontend.model import FileNode, ImportedModel, ImportedNode, file_nodes, live, origins
+from npuc.frontend.plain_forms import steps_first, with_activations_apart, with_dense_constants
 from npuc.frontend.reading import check_names, opset_of
-from npuc.frontend.signatures import attributes_of, check_arity
+from npuc.frontend.signatures import attributes_of, check_arity, is_known, signature_of
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
 from npuc.ir import Array, Node, TensorType, topological
 from npuc.onnx_files.external_data import array_of

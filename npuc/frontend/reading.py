@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from npuc.errors import ModelError
-from npuc.frontend.batches import steps_first
 from npuc.frontend.dynamic import without_dynamic_quantisation
+from npuc.frontend.plain_forms import steps_first
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, is_old, upgraded
 from npuc.frontend.widening import widened
 from npuc.onnx_files.external_data import array_of

@@ -1,4 +1,4 @@
-"""Reductions over axes, and the normalised exponentials."""
+"""Reductions over axes, and what they normalise: maps by their statistics, rows by Softmax."""
 
 from __future__ import annotations
 
@@ -8,11 +8,55 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.attributes import AXES, AXIS, KEEPDIMS, SELECT_LAST_INDEX
-from npuc.ops.declaration import NUMBERS, Op, Parameter, Requirement, has_elements
+from npuc.ops.attributes import (
+    AXES,
+    AXIS,
+    EPSILON,
+    KEEPDIMS,
+    LRN_ALPHA,
+    LRN_BETA,
+    LRN_BIAS,
+    SELECT_LAST_INDEX,
+    SIZE,
+)
+from npuc.ops.declaration import NUMBERS, Meaning, Op, Parameter, Requirement, along, has_elements
 
 if TYPE_CHECKING:
     from npuc.onnx_files.export import OnnxEmitter
+
+
+MAP, NORMAL_MAP = Parameter("x", shape="N C *S"), Parameter("y", shape="N C *S")
+
+
+def _batch_normalization(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x, *vectors = inputs
+    scale, bias, mean, var = (along(each, 1, x.ndim) for each in vectors)
+    factor = scale / np.sqrt(var + np.float32(EPSILON(node)))
+    return (x * factor + (bias - mean * factor),)
+
+
+def _instance_normalization(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x, scale, bias = inputs
+    axes = tuple(range(2, x.ndim))
+    centred = x - x.mean(axis=axes, keepdims=True)
+    deviation = np.sqrt(np.square(centred).mean(axis=axes, keepdims=True) + EPSILON(node))
+    y = along(scale, 1, x.ndim) * centred / deviation + along(bias, 1, x.ndim)
+    return (y.astype(np.float32),)
+
+
+def _lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    (x,) = inputs
+    size = SIZE(node)
+    before, after = (size - 1) // 2, size // 2
+    squares = np.pad(np.square(x), [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)])
+    total = sum(squares[:, start : start + x.shape[1]] for start in range(size))
+    return (np.asarray(x / (LRN_BIAS(node) + LRN_ALPHA(node) / size * total) ** LRN_BETA(node), np.float32),)
+
+
+def _per_channel(name: str, summary: str, compute: Meaning, vectors: Sequence[str], *requires: Requirement) -> Op:
+    """A normalisation whose other inputs are vectors over the channels."""
+    inputs = (MAP, *(Parameter(each, shape="C") for each in vectors))
+    return Op(name, summary, inputs, (NORMAL_MAP,), compute, (EPSILON,), requires)
 
 
 def _reduced(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
@@ -77,6 +121,27 @@ def _arg_max(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 X, Y = Parameter("x", shape="*X"), Parameter("y", shape="*X")
 
 OPERATORS = (
+    _per_channel(
+        "BatchNormalization",
+        "Normalisation per channel with constant statistics.",
+        _batch_normalization,
+        ("scale", "bias", "mean", "var"),
+    ),
+    _per_channel(
+        "InstanceNormalization",
+        "Normalisation per channel with the statistics of each sample.",
+        _instance_normalization,
+        ("scale", "bias"),
+        has_elements,  # onnxruntime crashes without elements
+    ),
+    Op(
+        "LRN",
+        "Local response normalisation across channels.",
+        (MAP,),
+        (NORMAL_MAP,),
+        _lrn,
+        (SIZE, LRN_ALPHA, LRN_BETA, LRN_BIAS),
+    ),
     _reduce("ReduceMean", "The mean over some axes.", np.mean, has_elements),
     _reduce("ReduceSum", "The sum over some axes.", np.sum),
     _reduce("ReduceMax", "The largest element over some axes.", np.max, has_elements),

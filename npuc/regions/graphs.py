@@ -14,7 +14,7 @@ from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.ir import Graph
 from npuc.onnx_files.subgraphs import within
 from npuc.ops import build
-from npuc.ops.macs import macs
+from npuc.ops.products import macs
 from npuc.regions import partition
 from npuc.target import RECURRENT
 

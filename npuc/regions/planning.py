@@ -17,8 +17,8 @@ from npuc.frontend.importing import import_nodes
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frontend.reading import read_model
 from npuc.ir import Array, Graph, Node
-from npuc.ops.macs import macs
 from npuc.ops.movement import ONNX_MOVEMENT
+from npuc.ops.products import macs
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Pass, Step, recorder, run_passes
 from npuc.regions import graphs as parts_of

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from npuc.account import Entry
-from npuc.frontend.origins import file_nodes
+from npuc.frontend.model import file_nodes
 from npuc.text.escaping import Shown
 from npuc.text.terminal import costs, count, csv_table
 

@@ -13,7 +13,7 @@ from math import prod
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXES, KEEPDIMS, PERM
-from npuc.passes.cleanup.remove_dead_code import drop_no_op
+from npuc.passes.cleanup.clutter import drop_no_op
 from npuc.passes.rewriting.layout import compose, inverse, may_move, moved_inputs, moved_node, moves_nothing
 from npuc.passes.rewriting.rules import Rewriter, sweep
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXES, KEEPDIMS
-from npuc.passes.cleanup.remove_dead_code import drop_no_op
+from npuc.passes.cleanup.clutter import drop_no_op
 from npuc.passes.rewriting.layout import BINARY, UNARY, Layout, moved_inputs, moved_node
 from npuc.passes.rewriting.patterns import scalar
 from npuc.passes.rewriting.rules import Rewriter, Rule, rewrite

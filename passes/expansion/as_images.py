@@ -10,7 +10,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
-from npuc.passes.cleanup.merge_duplicates import merge_duplicates
+from npuc.passes.cleanup.clutter import merge_duplicates
 from npuc.passes.expansion.images import (
     TIDY,
     ImageLimits,

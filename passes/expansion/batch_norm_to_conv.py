@@ -12,7 +12,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION
 from npuc.ops.windows import window_of
-from npuc.passes.cleanup.remove_dead_code import drop_no_op
+from npuc.passes.cleanup.clutter import drop_no_op
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes, sink_below_function
 from npuc.passes.recognition.recognise_batch_norm import scale_and_shift
 from npuc.passes.rewriting.rules import Rewriter, rewrite

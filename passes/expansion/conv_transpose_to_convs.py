@@ -14,8 +14,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.movement import interleaved_extents
 from npuc.ops.windows import Window, window_of
-from npuc.passes.rewriting.channels import in_lanes
-from npuc.passes.rewriting.interleaving import interleaved, phased
+from npuc.passes.rewriting.maps import in_lanes, interleaved, phased
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_PHASES = 256

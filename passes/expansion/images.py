@@ -8,7 +8,7 @@ from math import prod
 from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.ops.attributes import PERM
-from npuc.passes.cleanup.remove_dead_code import drop_no_op
+from npuc.passes.cleanup.clutter import drop_no_op
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes
 from npuc.passes.rewriting.layout import inverse, moves_nothing
 from npuc.passes.rewriting.rules import Rewriter, Rule

@@ -10,7 +10,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import SCALES, SIZES
 from npuc.ops.resize import interpolation, source_positions, taps_at
-from npuc.passes.rewriting.interleaving import interleaved, phased, woven
+from npuc.passes.rewriting.maps import interleaved, phased, woven
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 

@@ -12,7 +12,7 @@ from npuc.frozen import frozen
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import DILATIONS, GROUP
 from npuc.ops.windows import Window, window_of
-from npuc.passes.rewriting.interleaving import phased
+from npuc.passes.rewriting.maps import phased
 from npuc.passes.rewriting.patterns import conv_window
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 

@@ -48,8 +48,8 @@ class EasyNpu(Target):
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The passes of every program; documented words need two more, as they lack slopes and kept psums."""
-        from npuc.passes.expansion.expand_prelu import expand_prelu
-        from npuc.passes.expansion.split_average_pool import SplitAveragePool
+        from npuc.passes.expansion.averages import SplitAveragePool
+        from npuc.passes.expansion.functions import expand_prelu
         from npuc.targets.easynpu.network.passes import passes
 
         documented = options.flag(ISA) == DOCUMENTED

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from npuc.models import resnet8
+from npuc.models.networks import resnet8
 from tests.cli.process import SYNTHETIC, Digits, WriteModel, npuc
 from tests.cli.trace_processor import answers
 
@@ -65,7 +65,7 @@ def test_digits(target: str, digits: Digits, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_resnet8(target: str, tmp_path: Path) -> None:
-    onnx.save(resnet8.build(), tmp_path / "m.onnx")
+    onnx.save(resnet8(), tmp_path / "m.onnx")
     npuc(
         "compile", *SYNTHETIC, tmp_path / "m.onnx", "--target", target, "-o", tmp_path / "o", "--proof", "off"
     ).done()

@@ -14,8 +14,8 @@ import pytest
 from onnx import numpy_helper
 
 from npuc import program, running
-from npuc.models import resnet8
 from npuc.models.digits import FOLDER
+from npuc.models.networks import resnet8
 from npuc.program import Program
 from npuc.samples import loading as data
 from npuc.target import Options, Request
@@ -153,7 +153,7 @@ def test_digits_gives_the_simulators_logits_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_resnet8_in_strips_and_segments_agrees_to_the_bit(tmp_path: Path) -> None:
-    found = compiled(resnet8.build(), tmp_path)
+    found = compiled(resnet8(), tmp_path)
     segments = [step for step in found.manifest["steps"] if step["kind"] == "segment"]
     assert len(segments) > 1
     assert any(any(move["start"]) for step in segments for move in step["loads"])  # windows of the image

@@ -15,8 +15,8 @@ from npuc.host.step import HostStep
 from npuc.host_nodes import host_step
 from npuc.ir import Array, Graph, Node
 from npuc.ops.movement import MOVEMENT
-from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.images import ImageLimits
+from npuc.passes.expansion.products import GemmToConv
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.quantize.calibration.histograms import histograms

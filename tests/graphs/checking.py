@@ -14,15 +14,14 @@ from npuc.ir import Array, Graph
 from npuc.onnx_files.export import to_onnx
 from npuc.passes import FLOAT_PASSES
 from npuc.passes.expansion.as_images import AsImages
-from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.averages import AverageLimits as AverageLimits
+from npuc.passes.expansion.averages import PadLongAverages, SplitAveragePool
+from npuc.passes.expansion.batches import SplitBatch
 from npuc.passes.expansion.images import ImageLimits
-from npuc.passes.expansion.pad_long_averages import PadLongAverages
-from npuc.passes.expansion.split_average_pool import AverageLimits as AverageLimits
-from npuc.passes.expansion.split_average_pool import SplitAveragePool
-from npuc.passes.expansion.split_batch import SplitBatch
+from npuc.passes.expansion.products import GemmToConv
 from npuc.passes.expansion.split_max_pool import MaxPoolLimits as MaximumLimits
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
-from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
+from npuc.passes.scales import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.reference import has_integer_products, session
 from npuc.registry import TARGETS

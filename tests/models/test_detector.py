@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from npuc.models import detector
-from npuc.models.scenes import CLASSES, SIZE, scenes
+from npuc.models.detector import CLASSES, SIZE, scenes
 
 
 def _outputs(model: onnx.ModelProto, pixels: Any) -> Any:
@@ -22,7 +22,7 @@ def _outputs(model: onnx.ModelProto, pixels: Any) -> Any:
 @pytest.mark.parametrize("bias", [-6.0, -9.0])
 def test_scores_are_near_1_at_objects_and_at_the_bias_elsewhere(bias: float) -> None:
     seen = scenes(60, (1, 2))
-    found = _outputs(detector.build(bias), seen.pixels)
+    found = _outputs(detector.detector(bias), seen.pixels)
     scores, empty, objects = found[:, 4:].astype(np.float64), list[float](), list[float]()
     for image, boxes in zip(scores, seen.boxes, strict=True):
         clear = np.ones((detector.CELLS, detector.CELLS), bool)
@@ -40,7 +40,7 @@ def test_scores_are_near_1_at_objects_and_at_the_bias_elsewhere(bias: float) -> 
 
 def test_boxes_lie_on_the_objects() -> None:
     seen = scenes(60, (1, 2))
-    found = _outputs(detector.build(), seen.pixels)
+    found = _outputs(detector.detector(), seen.pixels)
     errors: list[Any] = []
     for image, boxes in zip(found, seen.boxes, strict=True):
         for _, x1, y1, x2, y2 in boxes:

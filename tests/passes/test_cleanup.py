@@ -12,12 +12,9 @@ from onnx import helper
 import npuc
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.passes.cleanup.fold_constants import fold_constants
-from npuc.passes.cleanup.merge_duplicates import merge_duplicates
-from npuc.passes.cleanup.move_as_floats import move_as_floats
-from npuc.passes.cleanup.remove_dead_code import remove_dead_code
-from npuc.passes.cleanup.split_before_moves import split_before_moves
-from npuc.passes.cleanup.split_pads import SplitPads
+from npuc.passes.cleanup.boundary_moves import move_as_floats, split_before_moves
+from npuc.passes.cleanup.clutter import fold_constants, merge_duplicates, remove_dead_code
+from npuc.passes.cleanup.pads import SplitPads
 from npuc.reference import session
 from npuc.verification.metrics import Difference
 from tests import onnx_models

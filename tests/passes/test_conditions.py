@@ -9,23 +9,23 @@ from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
+from npuc.passes.cleanup.clutter import remove_dead_code
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
-from npuc.passes.cleanup.remove_dead_code import remove_dead_code
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes
+from npuc.passes.expansion.averages import split_average_borders
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
-from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.batches import SplitBatch
+from npuc.passes.expansion.moves_to_convs import StridedSlicesToConvs
+from npuc.passes.expansion.products import GemmToConv
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
-from npuc.passes.expansion.split_average_borders import split_average_borders
-from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import MaxPoolLimits as MaximumLimits
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
-from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
-from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
+from npuc.passes.fusion import fold_batch_norm
+from npuc.passes.recognition.canonical_forms import unify_pooling
 from npuc.passes.recognition.recognise_activations import recognise_activations
 from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
 from npuc.passes.recognition.recognise_gemm import recognise_gemm
 from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
-from npuc.passes.recognition.unify_pooling import unify_pooling
 from npuc.pipeline import Pass
 from npuc.targets.nvdla.network.passes import enlargements_to_interleaves
 from tests.conftest import Reference

@@ -10,11 +10,9 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.passes.expansion.batch_to_channels import batch_to_channels
-from npuc.passes.expansion.expand_powers import expand_powers
-from npuc.passes.expansion.expand_prelu import expand_prelu
-from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
-from npuc.passes.expansion.split_batch import SplitBatch
+from npuc.passes.expansion.batches import SplitBatch, batch_to_channels
+from npuc.passes.expansion.functions import expand_powers, expand_prelu
+from npuc.passes.expansion.moves_to_convs import PermuteChannelsByConv
 from npuc.reference import graph_session
 from npuc.targets.easynpu.network.passes import expand_groups, subtract_by_adding
 from tests.passes.networks import IMAGES, assert_same_meaning, becomes, network, node, operators, sources

@@ -10,10 +10,7 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Array, Attr, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
-from npuc.passes.fusion.fuse_activation import fuse_activation
-from npuc.passes.fusion.mark_residual_add import mark_residual_add
-from npuc.passes.fusion.separate_clips import separate_clips
+from npuc.passes.fusion import fold_batch_norm, fuse_activation, mark_residual_add, separate_clips
 from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
 from npuc.quantize.calibration.histograms import histograms
 from npuc.targets.easynpu.network.passes import limit_at_zero

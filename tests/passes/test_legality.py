@@ -9,14 +9,14 @@ from npuc.interpreter import run
 from npuc.ir import Graph
 from npuc.onnx_files.export import to_onnx
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
-from npuc.passes.cleanup.merge_pads import merge_pads
+from npuc.passes.cleanup.pads import merge_pads
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes
+from npuc.passes.expansion.averages import AverageLimits, SplitAveragePool
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
-from npuc.passes.expansion.split_average_pool import AverageLimits, SplitAveragePool
-from npuc.passes.expansion.split_batch import SplitBatch
+from npuc.passes.expansion.batches import SplitBatch
 from npuc.passes.expansion.split_max_pool import MaxPoolLimits as MaximumLimits
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
-from npuc.passes.fusion.fuse_activation import fuse_activation
+from npuc.passes.fusion import fuse_activation
 from npuc.passes.recognition.recognise_activations import recognise_activations
 from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
 from npuc.pipeline import Pass

@@ -11,8 +11,7 @@ import pytest
 from npuc.errors import ModelError
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build, rebuild
-from npuc.passes.recognition.lift_to_2d import lift_to_2d
-from npuc.passes.recognition.unify_pooling import unify_pooling
+from npuc.passes.recognition.canonical_forms import lift_to_2d, unify_pooling
 from npuc.pipeline import Pass, run_passes
 from npuc.targets.easynpu.network.passes import expand_groups
 from tests.graphs.checking import pipelines

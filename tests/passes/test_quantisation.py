@@ -10,8 +10,7 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
 from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
-from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
-from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
+from npuc.passes.scales import RescaleCoarseOperands, RescaleMixedConcats
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.scales.constraints import constraints_of, tensors_of
 from tests.graphs.compiling import Case, verified

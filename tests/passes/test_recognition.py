@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from npuc.ir import Graph, Node
-from npuc.passes.recognition.recognise_activations import recognise_activations
+from npuc.passes.recognition.recognise_activations import recognise_activations, recognise_softmax
 from npuc.passes.recognition.recognise_gemm import recognise_gemm
-from npuc.passes.recognition.recognise_softmax import recognise_softmax
 from tests.passes.networks import assert_same_meaning, becomes, network, node, operators, sources
 
 NUMBERS = {

@@ -14,9 +14,8 @@ from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.ops.attributes import COORDINATES, NEAREST_MODE
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
-from npuc.passes.expansion.copies_to_concats import copies_to_concats
-from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
-from npuc.passes.expansion.pads_to_convs import PadsToConvs
+from npuc.passes.expansion.copies import copies_to_concats, gathers_to_slices
+from npuc.passes.expansion.moves_to_convs import PadsToConvs
 from npuc.passes.expansion.resizes import (
     MOST_PHASES,
     interpolation_to_convs,

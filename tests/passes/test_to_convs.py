@@ -15,8 +15,7 @@ from npuc.onnx_files.export import to_onnx
 from npuc.passes import FLOAT_PASSES
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.conv_transpose_to_convs import ConvTransposeToConvs
-from npuc.passes.expansion.gemm_to_conv import GemmToConv
-from npuc.passes.expansion.products_to_convs import products_to_convs
+from npuc.passes.expansion.products import GemmToConv, products_to_convs
 from npuc.pipeline import run_passes
 from tests.conftest import Reference
 from tests.passes.networks import (

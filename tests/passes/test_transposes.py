@@ -8,7 +8,7 @@ import pytest
 from npuc.ir import Graph, Node
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes
-from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
+from npuc.passes.expansion.moves_to_convs import PermuteChannelsByConv
 from npuc.rewrites import rewrites
 from npuc.targets.easynpu.network.passes import expand_groups, sink_shuffles
 from tests.passes.networks import assert_same_meaning, becomes, network, node, operators, sources

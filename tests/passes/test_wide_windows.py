@@ -14,10 +14,9 @@ from npuc.ir import Attr, Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.ops.windows import window_of
+from npuc.passes.expansion.averages import AverageLimits, SplitAveragePool, split_average_borders
 from npuc.passes.expansion.fold_strides import FoldStrides
-from npuc.passes.expansion.split_average_borders import split_average_borders
-from npuc.passes.expansion.split_average_pool import AverageLimits, SplitAveragePool
-from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
+from npuc.passes.expansion.moves_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.wide_dilations import LayInRows, SpreadKernels, WideDilations, drop_padding_taps
 from npuc.pipeline import Pass
 from npuc.targets.easynpu.network.passes import split_padding

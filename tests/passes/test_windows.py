@@ -15,13 +15,11 @@ from npuc.ir import Attr, Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.ops.windows import window_of
-from npuc.passes.cleanup.merge_pads import merge_pads
-from npuc.passes.expansion.pad_long_averages import PadLongAverages
+from npuc.passes.cleanup.pads import merge_pads
+from npuc.passes.expansion.averages import AverageLimits, PadLongAverages, SplitAveragePool
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
-from npuc.passes.expansion.split_average_pool import AverageLimits, SplitAveragePool
 from npuc.passes.expansion.split_max_pool import AxisPool, division, split_max_pool
-from npuc.passes.recognition.lift_to_2d import lift_to_2d
-from npuc.passes.recognition.unify_pooling import unify_pooling
+from npuc.passes.recognition.canonical_forms import lift_to_2d, unify_pooling
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 from tests.conftest import Reference
 from tests.passes.networks import assert_same_meaning, becomes, feeds, network, node, operators, sources

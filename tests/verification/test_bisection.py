@@ -20,16 +20,17 @@ import pytest
 import npuc
 from npuc.ir import Node
 from npuc.models import detector, ds_cnn, resnet8
+from npuc.models.detector import detector, scenes
 from npuc.models.digits import FOLDER
-from npuc.models.scenes import scenes
+from npuc.models.networks import ds_cnn, resnet8
 from npuc.quantize.network.construction import GraphBuilder, Quantised
 from npuc.verification.bisection import largest_loss
 from npuc.verification.described import described
 
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "resnet8": resnet8.build,
-    "ds_cnn": ds_cnn.build,
-    "detector": detector.build,
+    "resnet8": resnet8,
+    "ds_cnn": ds_cnn,
+    "detector": detector,
 }
 KINDS = ("weight", "bias", "shift", "activation", "zero point", "scale")
 ADD, RESULT = GraphBuilder.add, GraphBuilder.result

@@ -5,43 +5,31 @@ An importer gets the node with its attributes and the graph under construction, 
 
 from __future__ import annotations
 
+from npuc.frontend.builder import Importer
 from npuc.frontend.importers import (
-    activation,
     attention,
-    choices,
-    einsum,
+    constants,
     elementwise,
     fused,
     integers,
-    linear,
     movement,
-    normalisation,
-    quantisation,
+    products,
     recurrent,
     reduction,
     resizing,
-    shapes,
-    slices,
     windows,
 )
-from npuc.frontend.importers.importer import Importer
 
 IMPORTERS: dict[str, Importer] = {
-    **activation.IMPORTERS,
     **attention.IMPORTERS,
-    **choices.IMPORTERS,
-    **einsum.IMPORTERS,
+    **constants.IMPORTERS,
     **elementwise.IMPORTERS,
     **fused.IMPORTERS,
     **integers.IMPORTERS,
-    **linear.IMPORTERS,
     **movement.IMPORTERS,
-    **normalisation.IMPORTERS,
-    **quantisation.IMPORTERS,
+    **products.IMPORTERS,
     **recurrent.IMPORTERS,
     **reduction.IMPORTERS,
     **resizing.IMPORTERS,
-    **shapes.IMPORTERS,
-    **slices.IMPORTERS,
     **windows.IMPORTERS,
 }

@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from npuc.frontend.builder import NodeBuilder, OnnxNode
+from npuc.frontend.builder import Importer, NodeBuilder, OnnxNode
 from npuc.frontend.finite import is_chosen, is_finite
-from npuc.frontend.importers.importer import Importer
 from npuc.frozen import frozen
 from npuc.ir import Array
 

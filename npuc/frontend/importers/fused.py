@@ -10,21 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from npuc.frontend.builder import NodeBuilder, OnnxNode
-from npuc.frontend.fusions import ACTIVATIONS
-from npuc.frontend.importers import activation, elementwise, linear, movement, normalisation, windows
-from npuc.frontend.importers.importer import Importer
+from npuc.frontend.builder import Importer, NodeBuilder, OnnxNode
+from npuc.frontend.importers import elementwise, movement, products, reduction, windows
+from npuc.frontend.plain_forms import ACTIVATIONS
 from npuc.frontend.signatures import signature
 from npuc.ir import Array
 
 OPSET = 23
 """The opset of the forms that nodes are written in."""
 FORMS: dict[str, Importer] = {
-    **activation.IMPORTERS,
     **elementwise.IMPORTERS,
-    **linear.IMPORTERS,
+    **products.IMPORTERS,
     **movement.IMPORTERS,
-    **normalisation.IMPORTERS,
+    **reduction.IMPORTERS,
     **windows.IMPORTERS,
 }
 
@@ -109,7 +107,7 @@ def _fused_conv(node: OnnxNode, to: NodeBuilder) -> None:
 
 
 def _unknown(node: OnnxNode, _: NodeBuilder) -> None:
-    """Refuses an activation that npuc.frontend.fusions leaves in its node."""
+    """Refuses an activation that npuc.frontend.plain_forms leaves in its node."""
     limit, op = ", ".join((*ACTIVATIONS, "Clip")), node.attrs["activation"]
     raise node.unsupported(f"the activation {op!r}", "write it as a node", limit=limit)
 

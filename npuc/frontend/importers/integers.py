@@ -1,4 +1,4 @@
-"""Integer operators with scales and zero points: float operators between DequantizeLinear and QuantizeLinear.
+"""QuantizeLinear, DequantizeLinear, and integer operators with scales and zero points: float ones between the two.
 
 QLinearConv, QLinearMatMul and onnxruntime's QLinear... and QGemm have scale and zero point of each operand and of
 the result. ConvInteger and MatMulInteger have no scales: their operands are in units of 1, and their int32 result
@@ -11,16 +11,53 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import onnx
 
-from npuc.frontend.builder import NodeBuilder, OnnxNode
-from npuc.frontend.importers import activation, elementwise, linear, movement, reduction, windows
-from npuc.frontend.importers.importer import Importer
-from npuc.frontend.importers.quantisation import convert
+from npuc.errors import ModelError
+from npuc.frontend.builder import Importer, NodeBuilder, OnnxNode
+from npuc.frontend.importers import elementwise, movement, products, reduction, windows
+
+
+def _convert(node: OnnxNode, to: NodeBuilder) -> None:
+    """Imports a QuantizeLinear or DequantizeLinear node."""
+    if node.attrs.get("block_size"):
+        raise node.unsupported(
+            "blocked quantisation", "quantise per tensor or per channel", limit="per tensor or per axis"
+        )
+    for index in range(1, len(node.inputs)):
+        if node.given(index):
+            to.value(node, index)
+    _expect_scale(node, to)
+    rank, scale = len(to.shape(node.inputs[0])), to.types[node.inputs[1]]
+    axis = node.axis(node.attrs.get("axis", 1), rank) if scale.size != 1 else 0
+    zero = node.inputs[2] if node.given(2) else _zero_point(node, to, scale.shape)
+    to.emit(node, node.op, (node.inputs[0], node.inputs[1], zero), axis=axis)
+
+
+def _expect_scale(node: OnnxNode, to: NodeBuilder) -> None:
+    """Raises ModelError (E105) for scales that are not finite numbers above 0."""
+    scale = to.value(node, 1)
+    if scale.dtype.kind == "f" and not (np.isfinite(scale) & (scale > 0)).all():
+        wrong = scale[~(np.isfinite(scale) & (scale > 0))] if scale.ndim else scale
+        reason, limit = f"a scale is {float(wrong.flat[0])}", "finite, above 0"
+        raise node.bad(reason, tensor=node.inputs[1], limit=limit)
+
+
+def _zero_point(node: OnnxNode, to: NodeBuilder, shape: tuple[int, ...]) -> str:
+    """Zeros of the integer type: that of DequantizeLinear's input, or QuantizeLinear's output_dtype or uint8."""
+    if node.op == "DequantizeLinear":
+        dtype = np.dtype(to.types[node.inputs[0]].dtype)
+    else:
+        code = node.attrs.get("output_dtype") or onnx.TensorProto.UINT8
+        if code not in onnx.helper.get_all_tensor_dtypes():
+            raise ModelError("E107", f"output_dtype is {code}", node=node.source, op=node.op)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(code)
+    return to.constant(node, "zero_point", np.zeros(shape, dtype))
+
 
 FLOAT: dict[str, Importer] = {
-    **activation.IMPORTERS,
     **elementwise.IMPORTERS,
-    **linear.IMPORTERS,
+    **products.IMPORTERS,
     **movement.IMPORTERS,
     **reduction.IMPORTERS,
     **windows.IMPORTERS,
@@ -37,7 +74,7 @@ def _float(node: OnnxNode, to: NodeBuilder, inputs: Sequence[int], axis: int | N
         _expect_one(node, to, names[1])
     output = to.fresh(f"{names[0]}/dequantised")
     attrs = {"axis": axis or 0}
-    convert(replace(node, op="DequantizeLinear", inputs=names, outputs=(output,), attrs=attrs), to)
+    _convert(replace(node, op="DequantizeLinear", inputs=names, outputs=(output,), attrs=attrs), to)
     return output
 
 
@@ -57,7 +94,7 @@ def _compute(node: OnnxNode, to: NodeBuilder, op: str, inputs: Sequence[str], sc
     FLOAT[op](replace(node, op=op, inputs=tuple(inputs), outputs=(result,)), to)
     zero = node.inputs[scale + 1] if node.given(scale + 1) else ""
     quantize = replace(node, op="QuantizeLinear", inputs=(result, node.inputs[scale], zero), attrs={})
-    convert(quantize, to)
+    _convert(quantize, to)
 
 
 def _unary(op: str) -> Importer:
@@ -103,7 +140,7 @@ def _bias(node: OnnxNode, to: NodeBuilder, at: int, axis: int) -> list[str]:
     zero = to.constant(node, "bias_zero", np.zeros(to.shape(scale), np.int32))
     names = (node.inputs[at], scale, zero)
     output = to.fresh(f"{names[0]}/dequantised")
-    convert(replace(node, op="DequantizeLinear", inputs=names, outputs=(output,), attrs={"axis": axis}), to)
+    _convert(replace(node, op="DequantizeLinear", inputs=names, outputs=(output,), attrs={"axis": axis}), to)
     return [output]
 
 
@@ -147,7 +184,7 @@ def _unscaled(node: OnnxNode, to: NodeBuilder, at: int, given: float, axis: int)
         value = to.constant(node, "scale", np.full(to.shape(zeros), factor, np.float32))
     output = to.fresh(f"{name}/dequantised")
     inputs = (name, value, zeros)
-    convert(replace(node, op="DequantizeLinear", inputs=inputs, outputs=(output,), attrs={"axis": axis}), to)
+    _convert(replace(node, op="DequantizeLinear", inputs=inputs, outputs=(output,), attrs={"axis": axis}), to)
     return output, factor
 
 
@@ -172,6 +209,8 @@ def _dynamic(node: OnnxNode, _to: NodeBuilder) -> None:
 
 
 IMPORTERS: dict[str, Importer] = {
+    "QuantizeLinear": _convert,
+    "DequantizeLinear": _convert,
     "QLinearConv": _conv,
     "QLinearMatMul": _binary("MatMul"),
     "QLinearAdd": _binary("Add"),

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from npuc.frontend.builder import NodeBuilder, OnnxNode
-from npuc.frontend.importers.importer import Importer
+from npuc.frontend.builder import Importer, NodeBuilder, OnnxNode
 from npuc.frozen import frozen
 from npuc.ir import Attr
 

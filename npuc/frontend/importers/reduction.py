@@ -1,11 +1,99 @@
-"""Reductions and the normalised exponentials."""
+"""Reductions, normalised exponentials, and the normalisations."""
 
 from __future__ import annotations
 
 from math import prod
 
-from npuc.frontend.builder import NodeBuilder, OnnxNode
-from npuc.frontend.importers.importer import Importer
+import numpy as np
+
+from npuc.frontend.builder import Importer, NodeBuilder, OnnxNode, broadcast, same
+
+TRAINING_MODE = 14
+"""The opset that introduced the attribute."""
+
+
+def _batch_normalization(node: OnnxNode, to: NodeBuilder) -> None:
+    """Inference only, statistics per channel. Before opset 14, more than one output means training."""
+    if node.attrs.get("training_mode") or (node.opset < TRAINING_MODE and len(node.outputs) > 1):
+        raise node.unsupported("training mode", "export the model in inference mode", limit="inference")
+    if not node.attrs.get("spatial", 1):
+        raise node.unsupported(
+            "statistics per activation (spatial = 0)", "export statistics per channel", limit="spatial = 1"
+        )
+    to.emit(node, "BatchNormalization", node.inputs, epsilon=node.attrs["epsilon"])
+
+
+def _centred(node: OnnxNode, to: NodeBuilder, x: str, axes: tuple[int, ...]) -> str:
+    """x minus its mean, divided by the root of its variance plus epsilon."""
+    mean = to.emit(node, "ReduceMean", (x,), (), axes=axes, keepdims=1)
+    centred = to.emit(node, "Sub", (x, mean), ())
+    square = to.emit(node, "Mul", (centred, centred), ())
+    variance = to.emit(node, "ReduceMean", (square,), (), axes=axes, keepdims=1)
+    epsilon = to.constant(node, "epsilon", np.float32(node.attrs["epsilon"]))
+    deviation = to.emit(node, "Sqrt", (to.emit(node, "Add", (variance, epsilon), ()),), ())
+    return to.emit(node, "Div", (centred, deviation), ())
+
+
+def _layer_normalization(node: OnnxNode, to: NodeBuilder) -> None:
+    """Normalised over all axes from `axis` on, then scaled and shifted element by element."""
+    x, scale = node.inputs[:2]
+    shape = to.shape(x)
+    axes = tuple(range(node.axis(node.attrs["axis"], len(shape)), len(shape)))
+    for index, each in enumerate(node.inputs[1:], start=1):
+        if node.given(index) and broadcast(node, to.shape(each), shape) != shape:
+            raise node.bad(f"shape {list(to.shape(each))} does not broadcast to {list(shape)}", tensor=each)
+    normal = _centred(node, to, x, axes)
+    if node.given(2):
+        to.emit(node, "Add", (to.emit(node, "Mul", (normal, scale), ()), node.inputs[2]))
+    else:
+        to.emit(node, "Mul", (normal, scale))
+
+
+def _rms_normalization(node: OnnxNode, to: NodeBuilder) -> None:
+    """Divided by the root mean square over all axes from `axis` on, then scaled element by element."""
+    x, scale = node.inputs
+    shape = to.shape(x)
+    axes = tuple(range(node.axis(node.attrs["axis"], len(shape)), len(shape)))
+    if broadcast(node, to.shape(scale), shape) != shape:
+        raise node.bad(f"shape {list(to.shape(scale))} does not broadcast to {list(shape)}", tensor=scale)
+    square = to.emit(node, "Mul", (x, x), ())
+    mean = to.emit(node, "ReduceMean", (square,), (), axes=axes, keepdims=1)
+    epsilon = to.constant(node, "epsilon", np.float32(node.attrs["epsilon"]))
+    root = to.emit(node, "Sqrt", (to.emit(node, "Add", (mean, epsilon), ()),), ())
+    to.emit(node, "Mul", (to.emit(node, "Div", (x, root), ()), scale))
+
+
+def _group_normalization(node: OnnxNode, to: NodeBuilder) -> None:
+    """Normalised per group of channels, then scaled and shifted per channel (before opset 21 per group)."""
+    x, scale, bias = node.inputs
+    shape, groups = to.shape(x), node.attrs["num_groups"]
+    if len(shape) < 2 or groups < 1 or shape[1] % groups:
+        raise node.bad(f"{groups} groups of an input of shape {list(shape)}", tensor=x)
+    grouped = to.emit(node, "Reshape", (x,), (), shape=(shape[0], groups, -(-prod(shape[1:]) // groups)))
+    normal = _centred(node, to, grouped, (2,))
+    per_channel = to.shape(scale) == (shape[1],)
+    apart = (shape[1], *(1 for _ in shape[2:])) if per_channel else (groups, 1)
+    if per_channel:
+        normal = to.emit(node, "Reshape", (normal,), (), shape=shape)
+    columns = [to.emit(node, "Reshape", (each,), (), shape=apart) for each in (scale, bias)]
+    scaled = to.emit(node, "Mul", (normal, columns[0]), ())
+    if per_channel:
+        to.emit(node, "Add", (scaled, columns[1]))
+    else:
+        to.emit(node, "Reshape", (to.emit(node, "Add", (scaled, columns[1]), ()),), shape=shape)
+
+
+def _scaler(node: OnnxNode, to: NodeBuilder) -> None:
+    """(x - offset) * scale, by one number or by one per feature; x is (features,) or (N, features)."""
+    (x,) = node.inputs
+    shape, numbers = to.shape(x), {key: np.array(node.attrs.get(key, ()), "f") for key in ("offset", "scale")}
+    if len(shape) not in (1, 2):
+        limit, remedy = "(features,) or (N, features)", "write it as Sub and Mul"
+        raise node.unsupported(f"an input of shape {list(shape)}", remedy, limit=limit)
+    if any(each.size not in (1, shape[-1]) for each in numbers.values()):
+        raise node.bad(f"offset and scale of {shape[-1]} features", tensor=x, limit=f"1 or {shape[-1]} numbers")
+    offset, scale = (to.constant(node, key, each) for key, each in numbers.items())
+    to.emit(node, "Mul", (to.emit(node, "Sub", (x, offset), ()), scale))
 
 
 def _axes(node: OnnxNode, to: NodeBuilder) -> tuple[int, ...]:
@@ -58,6 +146,13 @@ def _arg_max(node: OnnxNode, to: NodeBuilder) -> None:
 
 
 IMPORTERS: dict[str, Importer] = {
+    "BatchNormalization": _batch_normalization,
+    "InstanceNormalization": same("epsilon"),
+    "LayerNormalization": _layer_normalization,
+    "RMSNormalization": _rms_normalization,
+    "GroupNormalization": _group_normalization,
+    "Scaler": _scaler,
+    "LRN": same("alpha", "beta", "bias", "size"),
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"), _reduce),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceSumSquare"), _norm),

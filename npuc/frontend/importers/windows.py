@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npuc.errors import AMBIGUOUS, ModelError
-from npuc.frontend.builder import NodeBuilder, OnnxNode
-from npuc.frontend.importers.importer import Importer, same
+from npuc.frontend.builder import Importer, NodeBuilder, OnnxNode, same
 
 AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 

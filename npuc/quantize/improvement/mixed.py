@@ -16,7 +16,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import SELECTS
-from npuc.ops.macs import macs
+from npuc.ops.products import macs
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
 from npuc.quantize.improvement.search import Trial, TrialNetwork, divided, teaches
 from npuc.quantize.network.construction import Quantised

@@ -18,8 +18,8 @@ from npuc.ops import OPS, Operators
 from npuc.ops.accumulators import accumulator_bound
 from npuc.ops.attributes import ACTIVATION, FUSED_INPUT, MAX, PADS, VALUE
 from npuc.ops.movement import MOVEMENT
-from npuc.ops.pooling import AVERAGES
 from npuc.ops.quantisation import CONVERSIONS
+from npuc.ops.windows import AVERAGES
 from npuc.quantize.arithmetic.tables import INPUTS, SegmentTable, Tabulate, as_unary, is_relu, wanted_values
 from npuc.quantize.arithmetic.weights import (
     ACCUMULATOR_LIMIT,

@@ -10,8 +10,8 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, KERNEL_SHAPE, MAX
 from npuc.ops.movement import KEPT_INTEGERS, MOVEMENT
-from npuc.ops.pooling import AVERAGES, SELECTION
 from npuc.ops.quantisation import CONVERSIONS
+from npuc.ops.windows import AVERAGES, SELECTION
 from npuc.quantize.arithmetic.tables import TABLE_OPS, is_relu
 from npuc.quantize.arithmetic.weights import MOST_SHIFT, average_taps, blocks
 from npuc.quantize.calibration.histograms import Histogram

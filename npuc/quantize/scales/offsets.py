@@ -14,7 +14,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import MAX, PADS, SELECTS
-from npuc.ops.pooling import AVERAGES
+from npuc.ops.windows import AVERAGES
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import next_power
 from npuc.quantize.scales.constraints import WEIGHTED, data_inputs, largest_weight

@@ -7,7 +7,7 @@ from math import inf
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX, MIN
 from npuc.ops.movement import ONNX_MOVEMENT
-from npuc.ops.pooling import SELECTION
+from npuc.ops.windows import SELECTION
 from npuc.quantize.scales.model_scales import steps_of
 
 Span = tuple[float, float]

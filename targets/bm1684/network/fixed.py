@@ -24,7 +24,7 @@ from npuc.ops.attributes import (
 )
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
-from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
+from npuc.passes.scales import RescaleCoarseOperands
 from npuc.pipeline import run_passes
 from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
 from npuc.quantize.calibration.histograms import source

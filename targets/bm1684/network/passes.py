@@ -12,33 +12,30 @@ from dataclasses import replace
 
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import AXES, AXIS, PERM, SIDES
-from npuc.passes.cleanup.fold_constants import fold_constants
-from npuc.passes.cleanup.move_as_floats import move_as_floats
-from npuc.passes.cleanup.split_pads import SplitPads
+from npuc.passes.cleanup.boundary_moves import move_as_floats
+from npuc.passes.cleanup.clutter import fold_constants
+from npuc.passes.cleanup.pads import SplitPads
 from npuc.passes.expansion.as_images import AsImages
+from npuc.passes.expansion.averages import split_average_borders
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
-from npuc.passes.expansion.batch_to_channels import POOLS, batch_to_channels
+from npuc.passes.expansion.batches import POOLS, SplitBatch, batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
-from npuc.passes.expansion.expand_prelu import expand_prelu
+from npuc.passes.expansion.copies import gathers_to_slices
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
-from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
-from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.functions import expand_prelu
 from npuc.passes.expansion.images import TIDY, ImageLimits
-from npuc.passes.expansion.products_to_convs import products_to_convs
+from npuc.passes.expansion.products import GemmToConv, products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import (
     interpolation_to_convs,
     repeats_to_interleaves,
 )
-from npuc.passes.expansion.split_average_borders import split_average_borders
-from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
-from npuc.passes.fusion.fuse_again import fuse_again
-from npuc.passes.fusion.separate_clips import separate_clips
+from npuc.passes.fusion import fuse_again, separate_clips
 from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
+from npuc.passes.scales import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.network.fixed import IMAGES, MOST_BLOCKS, MOST_WINDOW

@@ -12,7 +12,7 @@ from npuc.host.manifest import reported
 from npuc.host.step import HostStep
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import FUSED_INPUT
-from npuc.ops.macs import macs
+from npuc.ops.products import macs
 from npuc.targets.bm1684.lowering.context import SCRATCH, WEIGHTS
 from npuc.targets.bm1684.lowering.kernel import Kernel
 from npuc.targets.bm1684.lowering.kernel import ParallelRegion as KernelRegion

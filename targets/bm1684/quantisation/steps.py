@@ -18,10 +18,9 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, SELECTS
 from npuc.ops.movement import KEPT_INTEGERS
-from npuc.ops.pooling import AVERAGES, SELECTION
+from npuc.ops.windows import AVERAGES, SELECTION
 from npuc.passes.expansion.images import ImageLimits
-from npuc.passes.scales.rescale_coarse_operands import Histograms, Pair, Select, joining, tying
-from npuc.passes.scales.rescale_mixed_concats import with_rescaled
+from npuc.passes.scales import Histograms, Pair, Select, joining, tying, with_rescaled
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.arithmetic.weights import LARGEST_WEIGHT
 from npuc.quantize.calibration.histograms import Histogram

@@ -17,7 +17,7 @@ from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import AXIS, FUSED_INPUT, GROUP, PADDING, PADS
-from npuc.ops.macs import macs
+from npuc.ops.products import macs
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.images import is_image
 from npuc.targets.easynpu.layers.nodes import (

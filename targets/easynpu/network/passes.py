@@ -44,35 +44,33 @@ from npuc.ops import rebuild
 from npuc.ops.attributes import ACTIVATION, BLOCKS, DTYPE, GROUP, SCALES, SIZES, ZERO_POINT
 from npuc.ops.resize import interpolation, matrix_of
 from npuc.passes.expansion.as_images import AsImages
+from npuc.passes.expansion.averages import AverageLimits, PadLongAverages, SplitAveragePool, split_average_borders
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
-from npuc.passes.expansion.batch_to_channels import batch_to_channels
+from npuc.passes.expansion.batches import SplitBatch, batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import ConvTransposeToConvs
-from npuc.passes.expansion.copies_to_concats import copies_to_concats
-from npuc.passes.expansion.expand_powers import expand_powers
+from npuc.passes.expansion.copies import copies_to_concats, gathers_to_slices
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
-from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
-from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.functions import expand_powers
 from npuc.passes.expansion.images import TIDY
-from npuc.passes.expansion.pad_long_averages import PadLongAverages
-from npuc.passes.expansion.pads_to_convs import PadsToConvs
-from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv, Selection, is_dense, selection
-from npuc.passes.expansion.products_to_convs import products_to_convs
+from npuc.passes.expansion.moves_to_convs import (
+    PadsToConvs,
+    PermuteChannelsByConv,
+    Selection,
+    StridedSlicesToConvs,
+    is_dense,
+    selection,
+)
+from npuc.passes.expansion.products import GemmToConv, products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import resize_to_copies
-from npuc.passes.expansion.split_average_borders import split_average_borders
-from npuc.passes.expansion.split_average_pool import AverageLimits, SplitAveragePool
-from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import split_max_pool
-from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import LayInRows, drop_padding_taps
-from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
-from npuc.passes.fusion.fuse_again import fuse_again
-from npuc.passes.fusion.separate_clips import separate_clips
+from npuc.passes.fusion import fold_batch_norm, fuse_again, separate_clips
 from npuc.passes.rewriting.patterns import conv_window, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
+from npuc.passes.scales import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, given_steps

@@ -17,7 +17,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
+from npuc.passes.scales import RescaleCoarseOperands
 from npuc.pipeline import Hook, run_passes
 from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source, uniform

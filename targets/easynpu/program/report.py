@@ -30,7 +30,7 @@ from npuc.ops.attributes import (
     STARTS,
     STEPS,
 )
-from npuc.ops.macs import macs
+from npuc.ops.products import macs
 from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.ranges import bound
 from npuc.quantize.network.construction import Quantised

@@ -19,8 +19,7 @@ from npuc.ops.attributes import (
     STRIDES,
     WINDOW,
 )
-from npuc.ops.pooling import pool_types
-from npuc.ops.windows import window_of
+from npuc.ops.windows import pool_types, window_of
 from npuc.targets.nvdla.arithmetic import integer, onnx_forms
 from npuc.targets.nvdla.arithmetic.integer import (
     CONVERTER,

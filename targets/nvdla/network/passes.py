@@ -24,42 +24,32 @@ from npuc.ops.attributes import ACTIVATION, AXIS, BLOCK_MODE, BLOCKSIZE, GROUP, 
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
-from npuc.passes.cleanup.merge_duplicates import merge_duplicates
-from npuc.passes.cleanup.split_pads import SplitPads
+from npuc.passes.cleanup.clutter import merge_duplicates
+from npuc.passes.cleanup.pads import SplitPads
 from npuc.passes.expansion.as_images import AsImages
+from npuc.passes.expansion.averages import AverageLimits as Averages
+from npuc.passes.expansion.averages import PadLongAverages, SplitAveragePool, split_average_borders
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
-from npuc.passes.expansion.batch_to_channels import batch_to_channels
+from npuc.passes.expansion.batches import SplitBatch, batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
-from npuc.passes.expansion.copies_to_concats import copies_to_concats
-from npuc.passes.expansion.expand_powers import expand_powers
+from npuc.passes.expansion.copies import copies_to_concats, gathers_to_slices
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
-from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
-from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.images import TIDY, ImageLimits, Shape
-from npuc.passes.expansion.pad_long_averages import PadLongAverages
-from npuc.passes.expansion.pads_to_convs import PadsToConvs
-from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv, is_dense
-from npuc.passes.expansion.products_to_convs import products_to_convs
+from npuc.passes.expansion.moves_to_convs import PadsToConvs, PermuteChannelsByConv, is_dense
+from npuc.passes.expansion.products import GemmToConv, products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import interpolation_to_convs, repetitions
-from npuc.passes.expansion.split_average_borders import split_average_borders
-from npuc.passes.expansion.split_average_pool import AverageLimits as Averages
-from npuc.passes.expansion.split_average_pool import SplitAveragePool
-from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import MaxPoolLimits as Maxima
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
-from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import WideDilations
-from npuc.passes.fusion.fuse_again import fuse_again
-from npuc.passes.fusion.separate_clips import separate_clips
-from npuc.passes.rewriting.channels import kernels_of, selected, sliced
-from npuc.passes.rewriting.interleaving import woven
+from npuc.passes.fusion import fuse_again, separate_clips
 from npuc.passes.rewriting.layout import UNARY
+from npuc.passes.rewriting.maps import kernels_of, selected, sliced, woven
 from npuc.passes.rewriting.patterns import along_axis, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
+from npuc.passes.scales import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
 from npuc.targets.nvdla.machine.parameters import (

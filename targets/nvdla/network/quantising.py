@@ -14,7 +14,7 @@ from npuc.errors import DoesNotFit, Problem
 from npuc.flag import POWER_OF_TWO
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
-from npuc.ops.pooling import AVERAGES
+from npuc.ops.windows import AVERAGES
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source
 from npuc.quantize.improvement.levels import LEVELS, Level
 from npuc.quantize.improvement.mixed import Host, mixed, without

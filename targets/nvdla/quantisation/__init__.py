@@ -20,7 +20,7 @@ from math import inf
 from npuc.ir import Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.movement import MOVEMENT
-from npuc.ops.pooling import SELECTION
+from npuc.ops.windows import SELECTION
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.renaming import reading

@@ -17,9 +17,8 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION, LEAKY_ALPHA
 from npuc.ops.movement import MOVEMENT
-from npuc.ops.pooling import SELECTION
 from npuc.ops.quantisation import CONVERSIONS
-from npuc.ops.windows import window_of
+from npuc.ops.windows import SELECTION, window_of
 from npuc.quantize.network.construction import GraphBuilder, Quantised
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps

@@ -8,8 +8,8 @@ from math import inf
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX
 from npuc.ops.movement import MOVEMENT
-from npuc.ops.pooling import SELECTION
 from npuc.ops.quantisation import CONVERSIONS
+from npuc.ops.windows import SELECTION
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import ScaleConstraints
 from npuc.quantize.scales.constraints import average_kernel, floors, visible

@@ -1,1 +1,0 @@
-"""Operators that are merged into their neighbours."""

@@ -1,1 +1,0 @@
-"""Rescaling copies between operators that must share a scale. Targets choose from these."""
