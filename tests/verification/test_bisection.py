@@ -19,7 +19,6 @@ import pytest
 
 import npuc
 from npuc.ir import Node
-from npuc.models import detector, ds_cnn, resnet8
 from npuc.models.detector import detector, scenes
 from npuc.models.digits import FOLDER
 from npuc.models.networks import ds_cnn, resnet8

@@ -38,8 +38,13 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.model_scales import Steps
-from npuc.targets.bm1684.network.fixed import IMAGES, MOST_BLOCKS, MOST_WINDOW
-from npuc.targets.bm1684.network.support import MOST_DILATION, MOST_EXTENT, MOST_PADDING, MOST_STRIDE
+from npuc.targets.bm1684.network.support import (
+    MOST_DILATION,
+    MOST_EXTENT,
+    MOST_PADDING,
+    MOST_STRIDE,
+    MOST_WINDOW,
+)
 
 MOST_BLOCKS = 256
 """The most channels of an image after blocks of its pixels were turned into channels."""

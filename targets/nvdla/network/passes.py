@@ -35,8 +35,9 @@ from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phas
 from npuc.passes.expansion.copies import copies_to_concats, gathers_to_slices
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
+from npuc.passes.expansion.functions import expand_powers
 from npuc.passes.expansion.images import TIDY, ImageLimits, Shape
-from npuc.passes.expansion.moves_to_convs import PadsToConvs, PermuteChannelsByConv, is_dense
+from npuc.passes.expansion.moves_to_convs import PadsToConvs, PermuteChannelsByConv, StridedSlicesToConvs, is_dense
 from npuc.passes.expansion.products import GemmToConv, products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import interpolation_to_convs, repetitions
