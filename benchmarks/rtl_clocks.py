@@ -22,9 +22,9 @@ import click
 
 from npuc.targets.nvdla import trace
 from npuc.targets.nvdla.arithmetic.integer import IDLE
-from npuc.targets.nvdla.machine.commands import Command, Wait, Write
+from npuc.targets.nvdla.formats.weights import WeightForm
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
-from npuc.targets.nvdla.machine.registers import RegisterMap, register_map
+from npuc.targets.nvdla.machine.registers import Command, RegisterMap, Wait, Write, register_map
 from npuc.targets.nvdla.operations.operation import (
     Banks,
     Contraction,
@@ -45,7 +45,6 @@ from npuc.targets.nvdla.operations.operation import (
 )
 from npuc.targets.nvdla.operations.pingpong import ends
 from npuc.targets.nvdla.operations.scoreboard import Admission
-from npuc.targets.nvdla.operations.weight_form import WeightForm
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "shared/nvdla/rtl"
 MACHINES = {"nv_small": SMALL, "nv_full": FULL}

@@ -15,13 +15,11 @@ from npuc.program import Program
 from npuc.samples.loading import Samples
 from npuc.target import ALTERNATING, FLOATING, RECURRENT, Options, Stored, Target
 from npuc.targets.nvdla.files import is_loadable
-from npuc.targets.nvdla.flags import WEIGHTS
+from npuc.targets.nvdla.formats.weights import WEIGHTS, asked_forms, expect_asked
 from npuc.targets.nvdla.machine import parameters as machines
-from npuc.targets.nvdla.machine.commands import PLAYERS, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.machine.registers import register_map
-from npuc.targets.nvdla.operations.weight_form import asked_forms, expect_asked
-from npuc.targets.nvdla.program.artefact import Contents
+from npuc.targets.nvdla.machine.registers import PLAYERS, Poll, Wait, Write, register_map
+from npuc.targets.nvdla.program.artefact import Contents, memory_files, read_commands
 from npuc.targets.nvdla.program.view import brief, outline, timeline
 from npuc.view import Heading, MemoryAnnotation, Timeline
 
@@ -184,13 +182,12 @@ class Nvdla(Target):
 
         Raises ArtefactError (E501, E502) for any other file, ModelError (E110) for too many commands.
         """
-        from npuc.targets.nvdla.export import memories
         from npuc.targets.nvdla.loadable.listing import rows
 
         if is_loadable(path):
             return rows(path)
         registers = register_map(machines.CONFIGURATIONS[self.name].registers)
-        commands = memories.commands(path, registers)
+        commands = read_commands(path, registers)
         return [
             {"index": number, **_listing_row(command, registers), "nodes": [], "tensor": None}
             for number, command in enumerate(commands)
@@ -252,9 +249,7 @@ class Nvdla(Target):
             return c_export.exported(program)
         if form not in ("bin", "readmemh"):
             raise ArtefactError("E506", f"an NVDLA program has no form '{form}'", limit=", ".join(self.exports))
-        from npuc.targets.nvdla.export import memories
-
-        return memories.files(program, form)
+        return memory_files(program, form)
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
         """Files with samples, the functional model's results for them, and a program that compares."""

@@ -9,9 +9,8 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.nvdla.formats import feature, weights
-from npuc.targets.nvdla.machine.commands import Command, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.machine.registers import register_map
+from npuc.targets.nvdla.machine.registers import Command, Wait, Write, register_map
 from npuc.targets.nvdla.model import DeviceMemory
 
 SOURCE, WEIGHTS, OPERAND, RESULT = 0x80000000, 0x81000000, 0x82000000, 0x83000000

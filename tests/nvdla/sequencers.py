@@ -14,8 +14,8 @@ from collections import defaultdict, deque
 from pathlib import Path
 
 from npuc.targets.nvdla import trace
-from npuc.targets.nvdla.machine.commands import Poll, Wait
 from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import Poll, Wait
 from npuc.targets.nvdla.model import ChipModel
 
 Call = tuple[str, list[str]]

@@ -10,7 +10,7 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.targets.nvdla.model.averages import ONE, WIDTHS, divided, multiplied
+from npuc.targets.nvdla.model.arithmetic import ONE, WIDTHS, divided, multiplied
 from npuc.targets.nvdla.network.passes import AveragesIntoConvs
 from npuc.targets.nvdla.quantisation.integers import reciprocals
 

@@ -14,15 +14,15 @@ from npuc.errors import ArtefactError, NpucError
 from npuc.program import Program
 from npuc.target import target
 from npuc.targets.nvdla import loadable as loadables
+from npuc.targets.nvdla.formats.weights import WeightForm
 from npuc.targets.nvdla.loadable.rules import broken
 from npuc.targets.nvdla.machine import parameters as machines
-from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL
+from npuc.targets.nvdla.machine.registers import Write
 from npuc.targets.nvdla.operations.operation import Surface
 from npuc.targets.nvdla.operations.tiling import Geometry, RowTile
-from npuc.targets.nvdla.operations.weight_form import WeightForm
 from npuc.targets.nvdla.program.artefact import Contents
-from npuc.targets.nvdla.selection.batches import covers, in_batches
+from npuc.targets.nvdla.selection.parts import covers, in_batches
 from tests.given import GIVEN
 from tests.nvdla.networks import compiled, expect_exact, verified
 from tests.onnx_models import network, node, weights

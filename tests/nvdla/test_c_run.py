@@ -19,8 +19,7 @@ import pytest
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import target
-from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
-from npuc.targets.nvdla.machine.registers import register_map
+from npuc.targets.nvdla.machine.registers import Command, Poll, Wait, Write, register_map
 from npuc.targets.nvdla.model import ChipModel, DeviceMemory
 from npuc.targets.nvdla.program.artefact import STATUS, Contents, Segment
 from tests.nvdla.networks import compiled

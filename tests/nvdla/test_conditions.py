@@ -12,10 +12,10 @@ import pytest
 from npuc.ir import Array, Graph
 from npuc.program import as_loaded
 from npuc.target import target
+from npuc.targets.nvdla.formats.weights import WeightForm
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.operations.tiling import Geometry, kernels_together
-from npuc.targets.nvdla.operations.weight_form import WeightForm
 from tests.graphs.compiling import Case, compiled_program, verified
 from tests.passes.networks import network, node
 

@@ -8,9 +8,8 @@ import pytest
 from npuc.ir import Array
 from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
 from npuc.targets.nvdla.emission import program
-from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL
-from npuc.targets.nvdla.machine.registers import register_map
+from npuc.targets.nvdla.machine.registers import Write, register_map
 from npuc.targets.nvdla.model import DeviceMemory, run
 from npuc.targets.nvdla.operations.operation import (
     Banks,

@@ -9,9 +9,9 @@ import pytest
 
 from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
 from npuc.targets.nvdla.emission import program
-from npuc.targets.nvdla.machine.commands import Write
+from npuc.targets.nvdla.formats.weights import WeightForm
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
-from npuc.targets.nvdla.machine.registers import register_map
+from npuc.targets.nvdla.machine.registers import Write, register_map
 from npuc.targets.nvdla.model import DeviceMemory, run
 from npuc.targets.nvdla.operations.operation import (
     Banks,
@@ -24,7 +24,6 @@ from npuc.targets.nvdla.operations.operation import (
     Surface,
     Unit,
 )
-from npuc.targets.nvdla.operations.weight_form import WeightForm
 from tests.given import GIVEN
 
 SHARED = GIVEN / "nvdla"

@@ -15,7 +15,7 @@ from npuc.program import load
 from npuc.target import target
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.firmware import descriptors
-from npuc.targets.nvdla.loadable import task as tasks
+from npuc.targets.nvdla.loadable import engine_tasks, read_task
 from npuc.targets.nvdla.selection import planning
 from tests.nvdla.networks import compiled, expect_exact, verified
 from tests.onnx_models import network, node, weights
@@ -247,7 +247,7 @@ def test_a_loadable_has_the_contraction(tmp_path: Path) -> None:
     assert _contracted(tmp_path)[-1] == "contraction"
     exported = target("nvdla-full").exported(load(tmp_path / "network.npu"), "loadable")
     loadable = loadables.read(exported["network.nvdla"])
-    task = tasks.read(loadable, *tasks.engine_tasks(loadable))
+    task = read_task(loadable, *engine_tasks(loadable))
     assert task.operations[-1] == descriptors.Rubik(mode=0, precision=0, stride_x=2, stride_y=1)
     source, result = task.surfaces[-1].source, task.surfaces[-1].result
     assert (source.width, source.height, source.channels) == (4, 6, 128)  # two maps of 40 channels: 2 atoms each

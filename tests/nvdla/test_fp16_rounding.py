@@ -16,8 +16,7 @@ from npuc.samples import loading as data
 from npuc.target import target
 from npuc.targets.nvdla.machine.parameters import FULL
 from npuc.targets.nvdla.model import fp16, half_products, run
-from npuc.targets.nvdla.quantisation.moments import moments
-from npuc.targets.nvdla.quantisation.rounding import rounded
+from npuc.targets.nvdla.quantisation.rounding import moments, round_weights
 from tests.nvdla import plain_fp16
 from tests.nvdla.networks import compiled
 from tests.nvdla.programs import Convolution, memory
@@ -36,13 +35,13 @@ def _mean_errors(found: Array, w: Array, mean: Array) -> Array:
 
 def test_without_a_mean_every_weight_is_the_nearest() -> None:
     w = _weights(12, 20, 3, 3)
-    np.testing.assert_array_equal(rounded(w, np.zeros(1), np.ones(1), NOTHING), w.astype(np.float16))
+    np.testing.assert_array_equal(round_weights(w, np.zeros(1), np.ones(1), NOTHING), w.astype(np.float16))
 
 
 @pytest.mark.parametrize("mean", [1.0, -3.0])
 def test_errors_cancel_on_the_mean_and_each_weight_is_next_to_its_value(mean: float) -> None:
     w = _weights(12, 20, 3, 3)
-    found = rounded(w, np.full(1, mean), np.full(1, 0.01), NOTHING)
+    found = round_weights(w, np.full(1, mean), np.full(1, 0.01), NOTHING)
     nearest = w.astype(np.float16)
     below, above = (np.nextafter(nearest, np.float16(each)) for each in (-np.inf, np.inf))
     assert ((found == nearest) | ((found == below) & (nearest > w)) | ((found == above) & (nearest <= w))).all()
@@ -52,27 +51,27 @@ def test_errors_cancel_on_the_mean_and_each_weight_is_next_to_its_value(mean: fl
 
 def test_what_else_results_are_off_by_is_taken_back() -> None:
     w, off = _weights(12, 64, 1, 1), np.linspace(-2e-3, 2e-3, 12)
-    found = rounded(w, np.ones(1), np.full(1, 1e-6), off)
+    found = round_weights(w, np.ones(1), np.full(1, 1e-6), off)
     assert np.abs((found - w).sum(axis=(1, 2, 3)) + off).max() < 2e-4
 
 
 def test_a_variance_that_outweighs_the_mean_leaves_the_nearest() -> None:
     w = _weights(12, 20, 3, 3)
-    np.testing.assert_array_equal(rounded(w, np.full(1, 1e-6), np.ones(1), NOTHING), w.astype(np.float16))
+    np.testing.assert_array_equal(round_weights(w, np.full(1, 1e-6), np.ones(1), NOTHING), w.astype(np.float16))
 
 
 def test_zeros_stay_zeros() -> None:
     w = _weights(12, 20, 3, 3)
     w[:, ::2] = 0
-    found = rounded(w, np.ones(1), np.full(1, 1e-6), np.full(12, 0.1))
+    found = round_weights(w, np.ones(1), np.full(1, 1e-6), np.full(12, 0.1))
     assert not found[:, ::2].any()
 
 
 def test_kernels_are_rounded_in_parts_as_they_are_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     w = _weights(12, 20, 3, 3)
-    whole = rounded(w, np.ones(1), np.full(1, 0.01), NOTHING)
+    whole = round_weights(w, np.ones(1), np.full(1, 0.01), NOTHING)
     monkeypatch.setattr("npuc.targets.nvdla.arithmetic.fixed_point.BLOCK", 5 * w[0].size)
-    np.testing.assert_array_equal(rounded(w, np.ones(1), np.full(1, 0.01), NOTHING), whole)
+    np.testing.assert_array_equal(round_weights(w, np.ones(1), np.full(1, 0.01), NOTHING), whole)
 
 
 def test_moments_are_those_of_channels_over_all_samples() -> None:

@@ -16,10 +16,8 @@ from npuc.errors import ArtefactError, EncodingError
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.firmware import descriptors, structures
-from npuc.targets.nvdla.loadable import schema
+from npuc.targets.nvdla.loadable import engine_tasks, run_of, schema
 from npuc.targets.nvdla.loadable.listing import machine_of, rows
-from npuc.targets.nvdla.loadable.scheduling import run_of
-from npuc.targets.nvdla.loadable.task import engine_tasks
 from npuc.targets.nvdla.model import DeviceMemory
 from tests.given import GIVEN
 

@@ -17,8 +17,7 @@ from npuc.target import target
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.emission.describing import Described
 from npuc.targets.nvdla.firmware import descriptors as of
-from npuc.targets.nvdla.loadable import emulation, schema
-from npuc.targets.nvdla.loadable import task as tasks
+from npuc.targets.nvdla.loadable import emulation, engine_tasks, read_task, schema
 from npuc.targets.nvdla.loadable.accesses import Accesses
 from npuc.targets.nvdla.loadable.averages import expressed
 from npuc.targets.nvdla.loadable.composing import graph
@@ -168,8 +167,8 @@ def test_each_kind_of_damage_breaks_a_rule(tmp_path: Path) -> None:
 def test_an_operation_that_does_not_wait_for_its_input_breaks_a_rule(tmp_path: Path) -> None:
     nodes = [node("Conv", "x w", "a"), node("Conv", "a w", "y")]
     _, loadable = of_model(network(nodes, (1, 3, 1, 8), {"w": weights(3, 3, 1, 1)}), tmp_path, "nvdla-small")
-    (entry,) = tasks.engine_tasks(loadable)
-    common = tasks.read(loadable, entry).common
+    (entry,) = engine_tasks(loadable)
+    common = read_task(loadable, entry).common
     giver = next(each for each in common if each.engine == of.SDP and each.conv.event == of.COMPLETED
                  and each.conv.index != of.NONE)  # fmt: skip
     at = next(at for at, each in enumerate(loadable.blobs) if "dep_graph" in each.name)
@@ -183,8 +182,8 @@ def test_an_operation_that_does_not_wait_for_its_input_breaks_a_rule(tmp_path: P
 def test_an_average_that_changes_the_scale_becomes_convolutions(name: str, tmp_path: Path) -> None:
     program, loadable = of_model(small_network(4), tmp_path, name)
     assert any("PDP.D_OP_ENABLE" in each["text"] for each in target(name).listing(program))
-    (entry,) = tasks.engine_tasks(loadable)
-    assert all(each.engine != of.PDP for each in tasks.read(loadable, entry).common)
+    (entry,) = engine_tasks(loadable)
+    assert all(each.engine != of.PDP for each in read_task(loadable, entry).common)
 
 
 def test_softmax_is_a_task_of_the_cpu_with_the_scales_of_the_network(tmp_path: Path) -> None:
@@ -244,8 +243,8 @@ def test_a_host_step_inside_the_network_is_refused_by_name(tmp_path: Path) -> No
 def test_a_table_function_is_exported_with_its_table(tmp_path: Path) -> None:
     nodes = [node("Conv", "x w", "a"), node("Tanh", "a", "t"), node("Conv", "t w", "c"), node("Sigmoid", "c", "y")]
     _, loadable = of_model(network(nodes, (1, 3, 8, 8), {"w": weights(3, 3, 1, 1)}), tmp_path, "nvdla-full")
-    (entry,) = tasks.engine_tasks(loadable)
-    assert tasks.read(loadable, entry).network.lut_count == 2
+    (entry,) = engine_tasks(loadable)
+    assert read_task(loadable, entry).network.lut_count == 2
     assert list(broken(loadable, machines.load("nvdla-full"))) == []
 
 
@@ -260,8 +259,8 @@ def test_normalisation_is_exported_with_its_tables(name: str, tmp_path: Path) ->
     nodes = [node("Conv", "x w", "a"), node("LRN", "a", "n", size=5, alpha=1.0), node("Conv", "n v", "y")]
     constants = {"w": weights(8, 3, 1, 1), "v": weights(4, 8, 1, 1)}
     _, loadable = of_model(network(nodes, (1, 3, 8, 8), constants), tmp_path, name)
-    (entry,) = tasks.engine_tasks(loadable)
-    engines = [each.engine for each in tasks.read(loadable, entry).common]
+    (entry,) = engine_tasks(loadable)
+    engines = [each.engine for each in read_task(loadable, entry).common]
     tiles = engines.index(of.CDP)
     assert engines[:tiles] == [of.CONV, of.SDP] * (tiles // 2)
     assert engines[tiles + 1 :] == [of.CONV, of.SDP] * ((len(engines) - tiles) // 2)
@@ -293,8 +292,8 @@ def test_an_operation_is_enabled_behind_the_one_before_it_on_its_engine() -> Non
 def test_fp16_is_exported_with_averages_of_the_firmware(tmp_path: Path) -> None:
     _, _, program = compiled(small_network(), tmp_path, "nvdla-full", precision="fp16")
     loadable = loadables.read(target("nvdla-full").exported(program, "loadable")["network.nvdla"])
-    (entry,) = tasks.engine_tasks(loadable)
-    assert of.PDP in {each.engine for each in tasks.read(loadable, entry).common}
+    (entry,) = engine_tasks(loadable)
+    assert of.PDP in {each.engine for each in read_task(loadable, entry).common}
     assert list(broken(loadable, machines.load("nvdla-full"))) == []
     assert {each.data_type for each in loadable.tensor_desc_list} == {2}
 

@@ -15,7 +15,7 @@ from npuc.quantize.table import table_of
 from npuc.target import Options, Request, target
 from npuc.targets.nvdla.arithmetic.normalisation import MOST_ENTRY, square_sums, tables_of
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
-from npuc.targets.nvdla.quantisation.normalising import normalised
+from npuc.targets.nvdla.quantisation.tables import normalised
 from tests.compiled import causes
 from tests.nvdla.networks import compiled, expect_exact, verified
 from tests.onnx_models import network, node, weights

@@ -11,9 +11,8 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
 from npuc.targets.nvdla.emission import program
-from npuc.targets.nvdla.machine.commands import Command, Write
 from npuc.targets.nvdla.machine.parameters import SMALL
-from npuc.targets.nvdla.machine.registers import register_map
+from npuc.targets.nvdla.machine.registers import Command, Write, register_map
 from npuc.targets.nvdla.model import DeviceMemory, run
 from npuc.targets.nvdla.operations.operation import (
     Banks,

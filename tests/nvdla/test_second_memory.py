@@ -19,8 +19,8 @@ from npuc.target import target
 from npuc.targets.nvdla import model, trace
 from npuc.targets.nvdla.arithmetic.integer import IDLE
 from npuc.targets.nvdla.emission import program as emitted
-from npuc.targets.nvdla.machine.commands import PLAYERS, Command, Wait, Write
 from npuc.targets.nvdla.machine.parameters import FULL, SECOND, SRAM_BASE, Machine, load
+from npuc.targets.nvdla.machine.registers import PLAYERS, Command, Wait, Write
 from npuc.targets.nvdla.model import DeviceMemory
 from npuc.targets.nvdla.operations import timing
 from npuc.targets.nvdla.operations.operation import (

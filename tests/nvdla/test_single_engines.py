@@ -12,8 +12,8 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.formats import feature
-from npuc.targets.nvdla.machine.commands import Command, Wait
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
+from npuc.targets.nvdla.machine.registers import Command, Wait
 from tests.nvdla.programs import OPERAND, RESULT, SOURCE, Convolution, Fields, memory, stride, writes
 
 Contents = Mapping[int, bytes | Array]

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import rtl_clocks
 from npuc.targets.nvdla.arithmetic.integer import IDLE
+from npuc.targets.nvdla.formats.weights import WeightForm
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
 from npuc.targets.nvdla.operations import timing
 from npuc.targets.nvdla.operations.operation import (
@@ -28,7 +29,6 @@ from npuc.targets.nvdla.operations.operation import (
 )
 from npuc.targets.nvdla.operations.pingpong import ends
 from npuc.targets.nvdla.operations.scoreboard import Admission
-from npuc.targets.nvdla.operations.weight_form import WeightForm
 
 MEASURED: dict[tuple[int, ...], int] = {  # C, H, W, K, kernel, stride: clocks on the nv_small RTL (facts on NVDLA)
     (16, 16, 16, 16, 3, 1): 10678, (32, 16, 16, 32, 3, 1): 40812, (64, 8, 8, 64, 3, 1): 38912,

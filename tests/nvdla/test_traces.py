@@ -14,8 +14,7 @@ from npuc.errors import ArtefactError
 from npuc.target import target
 from npuc.targets.nvdla import model, trace
 from npuc.targets.nvdla.machine import parameters as machines
-from npuc.targets.nvdla.machine.commands import Poll, Wait, Write
-from npuc.targets.nvdla.machine.registers import register_map
+from npuc.targets.nvdla.machine.registers import Poll, Wait, Write, register_map
 from npuc.targets.nvdla.model import DeviceMemory
 from tests.given import GIVEN
 from tests.nvdla.networks import compiled

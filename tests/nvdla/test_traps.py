@@ -9,9 +9,8 @@ import pytest
 
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla import model
-from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
-from npuc.targets.nvdla.machine.registers import register_map
+from npuc.targets.nvdla.machine.registers import Command, Poll, Wait, Write, register_map
 from tests.nvdla.programs import RESULT, SOURCE, Convolution, Fields, memory, writes
 
 LAYER = Convolution(SMALL, (8, 4, 4), (8, 3, 3))

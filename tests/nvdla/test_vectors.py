@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from npuc.targets.nvdla import model
-from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL
+from npuc.targets.nvdla.machine.registers import Write
 from npuc.targets.nvdla.model import DeviceMemory
 from tests.given import GIVEN
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npuc.errors import UnsupportedOperator
-from npuc.targets.nvdla.formats import weights, winograd
+from npuc.targets.nvdla.formats import weights
 from npuc.targets.nvdla.formats.weights import Compressed
 from npuc.targets.nvdla.machine.parameters import FULL
 from tests.given import GIVEN
@@ -56,14 +56,14 @@ def test_compressed_weights_that_ran_on_the_rtl_are_those_that_npuc_makes() -> N
 
 def test_the_transform_is_the_documents_matrix_on_both_sides() -> None:
     """By hand: a kernel of ones gives the outer product of (1, 1.5, 0.5, 1) with itself."""
-    u = winograd.transformed(np.ones((1, 1, 3, 3)))[0, 0]
+    u = weights.transform_kernels(np.ones((1, 1, 3, 3)))[0, 0]
     np.testing.assert_array_equal(u, np.outer([1, 1.5, 0.5, 1], [1, 1.5, 0.5, 1]))
 
 
 def test_a_strided_kernel_becomes_3x3_of_more_channels() -> None:
     """Figure 15: 5x5 with stride 2 and 64 bytes become 3x3 and 256 bytes."""
     w = np.arange(25, dtype=np.int8).reshape(1, 1, 5, 5).repeat(64, axis=1)
-    found = winograd.extended(w, 2, 2)
+    found = weights.extend_kernels(w, 2, 2)
     assert found.shape == (1, 256, 3, 3)
     assert found[0, 0].tolist() == [[0, 2, 4], [10, 12, 14], [20, 22, 24]]
     assert found[0, 64].tolist() == [[1, 3, 0], [11, 13, 0], [21, 23, 0]]
@@ -72,12 +72,12 @@ def test_a_strided_kernel_becomes_3x3_of_more_channels() -> None:
 
 def test_a_kernel_that_does_not_become_3x3_is_refused() -> None:
     with pytest.raises(UnsupportedOperator, match="a 5x5 kernel with strides 1, 1"):
-        winograd.extended(np.zeros((1, 1, 5, 5)), 1, 1)
+        weights.extend_kernels(np.zeros((1, 1, 5, 5)), 1, 1)
 
 
 def test_channels_are_filled_to_32_bytes() -> None:
-    assert winograd.filled(np.ones((2, 5, 4, 4), np.float16), "fp16").shape == (2, 16, 4, 4)
-    assert winograd.filled(np.ones((2, 33, 4, 4), np.int8), "int8").shape == (2, 64, 4, 4)
+    assert weights.fill_channels(np.ones((2, 5, 4, 4), np.float16), "fp16").shape == (2, 16, 4, 4)
+    assert weights.fill_channels(np.ones((2, 33, 4, 4), np.int8), "int8").shape == (2, 64, 4, 4)
 
 
 def test_winograd_in_integers_gives_four_times_the_convolution() -> None:
@@ -85,6 +85,6 @@ def test_winograd_in_integers_gives_four_times_the_convolution() -> None:
     w, d = random.integers(-5, 6, (1, 1, 3, 3)), random.integers(-9, 10, (4, 4))
     C = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
     A = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
-    product = 4 * winograd.transformed(w)[0, 0] * (C @ d @ C.T)
+    product = 4 * weights.transform_kernels(w)[0, 0] * (C @ d @ C.T)
     sums = [[int((d[y : y + 3, x : x + 3] * w[0, 0]).sum()) for x in range(2)] for y in range(2)]
     assert (A @ product @ A.T).tolist() == (4 * np.array(sums)).tolist()

@@ -30,23 +30,37 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops import OPS
-from npuc.ops.attributes import KERNEL_SHAPE, SIZE, Attribute
+from npuc.ops.attributes import KERNEL_SHAPE, PADDING, SIZE, STRIDES, Attribute
 from npuc.ops.integer import convolve
-from npuc.targets.nvdla.arithmetic import transformed
-from npuc.targets.nvdla.arithmetic.attributes import (
-    CONVERTER,
-    LE,
-    LO,
-    RECIPROCALS,
-    RESULT,
-    TRUNCATE,
-    WINOGRAD,
-    ZERO,
-)
+from npuc.ops.windows import window_of
 from npuc.targets.nvdla.arithmetic.normalisation import ResponseTables, square_sums
 from npuc.targets.nvdla.formats.precision import fp17_of_bits
-from npuc.targets.nvdla.model.arithmetic import shift_right
-from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
+from npuc.targets.nvdla.formats.weights import TILE, extend_kernels, extended_extent, transform_kernels
+from npuc.targets.nvdla.model.arithmetic import RECIPROCAL_BITS, shift_right
+
+IDENTITY = (0, 1, 0)
+"""The converter that changes nothing: offset, scale, shift."""
+CONVERTER = Attribute[tuple[int, ...]](
+    "converter", "integers", "offset, scale and shift behind the stages", IDENTITY, per="3", internal=True
+)
+RESULT = Attribute[str]("result", "text", "the number format of the result; empty: that of x", "", internal=True)
+LE, LO = (
+    Attribute[tuple[float, ...]](name, "numbers", f"where table {name.upper()} lies", (), per="4", internal=True)
+    for name in ("le", "lo")
+)
+WINOGRAD = Attribute[bool]("winograd", "flag", "its weights are transformed", False, internal=True)
+TRUNCATE = Attribute[int]("truncate", "integer", "the right shift of sums", 0, 0, internal=True)
+PRA_TRUNCATE = Attribute[int](
+    "pra_truncate", "integer", "the right shift of transformed data", 0, 0, internal=True
+)
+SHARING = Attribute[int | None](
+    "sharing", "integer", "kernels that share an atom; None: as many as it has lanes", None, 1, internal=True
+)
+RECIPROCALS = Attribute[tuple[int, ...]](
+    "reciprocals", "integers", "what sums are multiplied by, along columns and rows", per="2", internal=True
+)
+ZERO = Attribute[int]("zero", "integer", "the integer that stands for 0", 0, internal=True)
+
 
 ALU = ("none", "sum", "max", "min")
 INT32 = (-(1 << 31), (1 << 31) - 1)
@@ -214,11 +228,11 @@ def _filled(inputs: Sequence[Array]) -> list[Array]:
 
 def _sums(node: Node, x: Array, w: Array) -> Array:
     if _is_real(x) and WINOGRAD(node):
-        return transformed.sums(node, x, w).astype(x.dtype)
+        return _winograd_sums(node, x, w).astype(x.dtype)
     if _is_real(x):
         (found,) = OPS["Conv"].compute(replace(node, op="Conv", inputs=node.inputs[:2]), [x, w.astype(x.dtype)])
         return found
-    summed = transformed.sums if WINOGRAD(node) else convolve
+    summed = _winograd_sums if WINOGRAD(node) else convolve
     return shift_right(summed(node, x, w).astype(np.int64), TRUNCATE(node))
 
 
@@ -264,3 +278,80 @@ def lrn_tables(node: Node, le: Array, lo: Array) -> ResponseTables:
     placed = tables(node)
     assert placed is not None
     return ResponseTables(tuple(map(int, le)), tuple(map(int, lo)), placed[0].select, placed[1].select)
+
+
+DATA_TRANSFORM = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
+"""C^T, which transforms the data from both sides."""
+RESULT_TRANSFORM = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
+"""A^T, which transforms the sums of products back."""
+TRANSFORM_GAIN = 4
+"""The factor by which mean (at one position) and variance (at every one) of C^T d C exceed those of d."""
+TILE_STEP = 2
+"""Rows and columns of a tile's results."""
+
+
+def kernel_extents(node: Node, weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Height and width of a convolution's kernel, even if its weights are transformed."""
+    return KERNEL_SHAPE(node) or weights[2:]
+
+
+def strides_of(node: Node) -> tuple[int, int]:
+    """The strides along rows and columns."""
+    along, across = STRIDES(node) or (1, 1)
+    return along, across
+
+
+def transform_weights(w: Array, stride_y: int, stride_x: int) -> Array:
+    """G g G^T of every phase of weights (K, C, R, S): float32 (K, C, 4 * stride_y, 4 * stride_x)."""
+    kernels, channels, *_ = w.shape
+    u = transform_kernels(extend_kernels(w, stride_y, stride_x))
+    split = u.reshape(kernels, stride_y, stride_x, channels, TILE, TILE)
+    return split.transpose(0, 3, 1, 4, 2, 5).reshape(kernels, channels, stride_y * TILE, stride_x * TILE)
+
+
+def split_phases(u: Array, stride_y: int, stride_x: int) -> Array:
+    """The same weights with phases as channels: (K, strides * C, 4, 4)."""
+    kernels, channels, *_ = u.shape
+    split = u.reshape(kernels, channels, stride_y, TILE, stride_x, TILE)
+    return split.transpose(0, 2, 4, 1, 3, 5).reshape(kernels, -1, TILE, TILE)
+
+
+def constant_positions(stride_y: int, stride_x: int) -> Array:
+    """The positions (4 * stride_y, 4 * stride_x) of the weights that multiply the data's constant part."""
+    one = np.zeros((TILE, TILE), bool)
+    one[1, 1] = True
+    return np.tile(one, (stride_y, stride_x))
+
+
+def tile_padding(node: Node, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Padding before and after rows and columns of x, so that tiles cover the result y; negative: cropping."""
+    window = window_of(node, KERNEL_SHAPE(node))
+    before = window.begins
+    whole = [extended_extent(count) * stride for count, stride in zip(y[2:], window.strides, strict=True)]
+    behind = [size - extent - begin for size, extent, begin in zip(whole, x[2:], before, strict=True)]
+    return (before[0], behind[0]), (before[1], behind[1])
+
+
+def _winograd_sums(node: Node, x: Array, u: Array) -> Array:
+    """Sums (N, K, Ho, Wo), int64 or real, of data (N, C, H, W) and transformed weights."""
+    stride_y, stride_x = strides_of(node)
+    y = window_of(node, KERNEL_SHAPE(node)).extents(node, x.shape[2:])
+    rows, columns = tile_padding(node, x.shape, (*x.shape[:2], *y))
+    pads = [(0, 0), (0, 0), (rows[0], max(rows[1], 0)), (columns[0], max(columns[1], 0))]
+    real = np.issubdtype(x.dtype, np.floating)
+    padded = np.pad(x, pads, constant_values=PADDING(node)).astype(np.float64 if real else np.int64)
+    height, width = (extended_extent(count) for count in y)
+    cut = padded[:, :, : height * stride_y, : width * stride_x]
+    split = cut.reshape(len(x), x.shape[1], height, stride_y, width, stride_x).transpose(0, 3, 5, 1, 2, 4)
+    tiles = np.lib.stride_tricks.sliding_window_view(
+        split.reshape(len(x), -1, height, width), (TILE, TILE), (2, 3)
+    )
+    d = tiles[:, :, ::TILE_STEP, ::TILE_STEP]
+    t = np.einsum("ip,nctupq,jq->nctuij", DATA_TRANSFORM, d, DATA_TRANSFORM, optimize=True)
+    if not real:
+        limits = np.iinfo(x.dtype)
+        t = np.clip(shift_right(t, PRA_TRUNCATE(node)), limits.min, limits.max)
+    m = np.einsum("nctuij,kcij->nktuij", t, split_phases(u, stride_y, stride_x).astype(t.dtype), optimize=True)
+    results = np.einsum("ai,nktuij,bj->nktaub", RESULT_TRANSFORM, m, RESULT_TRANSFORM, optimize=True)
+    whole = results.reshape(len(x), len(u), TILE_STEP * results.shape[2], -1)
+    return whole[:, :, : y[0], : y[1]]

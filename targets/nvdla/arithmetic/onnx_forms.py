@@ -22,24 +22,33 @@ from npuc.ir import Array, Attr, Node
 from npuc.ops.accumulators import EXACT_FLOAT32, accumulator_bound
 from npuc.ops.attributes import KERNEL_SHAPE, PADDING, SIZE
 from npuc.ops.integer_onnx import DOUBLE, EVERY, FLOAT, as_float, looked_up, wide_sums, windowed
-from npuc.targets.nvdla.arithmetic.attributes import PRA_TRUNCATE, RECIPROCALS, TRUNCATE, WINOGRAD, ZERO
 from npuc.targets.nvdla.arithmetic.integer import (
     ALU,
+    DATA_TRANSFORM,
     IDLE,
     INT32,
     LE_ENTRIES,
+    PRA_TRUNCATE,
+    RECIPROCALS,
+    RESULT_TRANSFORM,
+    TILE_STEP,
+    TRUNCATE,
+    WINOGRAD,
+    ZERO,
     SdpStage,
     TablePlacement,
     converter,
     lrn_tables,
     operands,
+    split_phases,
     stages,
+    strides_of,
     tables,
+    tile_padding,
 )
 from npuc.targets.nvdla.arithmetic.normalisation import FRACTION_BITS, START
-from npuc.targets.nvdla.arithmetic.transformed import DATA, RESULT, STEP, around, by_phase, strides
-from npuc.targets.nvdla.formats.winograd import TILE, extended_extent
-from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
+from npuc.targets.nvdla.formats.weights import TILE, extended_extent
+from npuc.targets.nvdla.model.arithmetic import RECIPROCAL_BITS
 
 if TYPE_CHECKING:
     from npuc.onnx_files.export import OnnxEmitter
@@ -55,12 +64,15 @@ EXACT_PRODUCTS = 2.0**48
 def winograd_sums(node: Node, emit: OnnxEmitter, u: Array) -> str:
     """The sums (1, K, Ho, Wo) of a node with transformed weights, in double."""
     result = emit.graph.shape(node.output)
-    weights = by_phase(u, *strides(node))
+    weights = split_phases(u, *strides_of(node))
     kernels, channels, *_ = weights.shape
-    tiles = [(extended_extent(extent) - TILE) // STEP + 1 for extent in result[2:]]
-    taps = np.tile(np.einsum("ip,jq->ijpq", DATA, DATA).reshape(POSITIONS, 1, TILE, TILE), (channels, 1, 1, 1))
+    tiles = [(extended_extent(extent) - TILE) // TILE_STEP + 1 for extent in result[2:]]
+    taps = np.tile(
+        np.einsum("ip,jq->ijpq", DATA_TRANSFORM, DATA_TRANSFORM).reshape(POSITIONS, 1, TILE, TILE),
+        (channels, 1, 1, 1),
+    )
     taps = emit.constant(taps.astype(np.float32), "taps")
-    data = emit.step("Conv", _data(node, emit), taps, group=channels, strides=(STEP, STEP))
+    data = emit.step("Conv", _data(node, emit), taps, group=channels, strides=(TILE_STEP, TILE_STEP))
     shifted = emit.step("Mul", data, emit.constant(np.float32(2.0 ** -PRA_TRUNCATE(node))))
     limits = np.iinfo(emit.graph.tensors[node.inputs[0]].dtype)
     t = clipped(emit, half_away(emit, shifted, np.float32), limits.min, limits.max, np.float32)
@@ -68,20 +80,20 @@ def winograd_sums(node: Node, emit: OnnxEmitter, u: Array) -> str:
     t = _arranged(emit, t, (channels, POSITIONS, tiles[0] * tiles[1]), (1, 0, 2))
     factors = weights.reshape(kernels, channels, POSITIONS).transpose(2, 0, 1).astype(np.float64)
     products = emit.step("MatMul", emit.constant(factors, "u"), t)
-    back = emit.constant(np.kron(RESULT, RESULT).astype(np.float64), "back")
+    back = emit.constant(np.kron(RESULT_TRANSFORM, RESULT_TRANSFORM).astype(np.float64), "back")
     m = emit.step("MatMul", back, _shaped(emit, products, (POSITIONS, -1)))
-    rows = _arranged(emit, m, (STEP, STEP, kernels, *tiles), (2, 3, 0, 4, 1))
-    return _cut(emit, _shaped(emit, rows, (1, kernels, *(STEP * each for each in tiles))), result[2:])
+    rows = _arranged(emit, m, (TILE_STEP, TILE_STEP, kernels, *tiles), (2, 3, 0, 4, 1))
+    return _cut(emit, _shaped(emit, rows, (1, kernels, *(TILE_STEP * each for each in tiles))), result[2:])
 
 
 def _data(node: Node, emit: OnnxEmitter) -> str:
     """The padded data (1, strides * C, H, W) in float32, phases as channels."""
     x, result = emit.graph.shape(node.inputs[0]), emit.graph.shape(node.output)
-    (top, bottom), (left, right) = around(node, x, result)
+    (top, bottom), (left, right) = tile_padding(node, x, result)
     pads = emit.constant(np.array([0, 0, top, left, 0, 0, bottom, right]), "pads")
     value = emit.constant(np.float32(PADDING(node)), "value")
     padded = emit.step("Pad", emit.step("Cast", node.inputs[0], to=FLOAT), pads, value)
-    stride_y, stride_x = strides(node)
+    stride_y, stride_x = strides_of(node)
     height, width = (extended_extent(extent) for extent in result[2:])
     split = _arranged(emit, padded, (x[1], height, stride_y, width, stride_x), (2, 4, 0, 1, 3))
     return _shaped(emit, split, (1, x[1] * stride_y * stride_x, height, width))

@@ -22,7 +22,7 @@ from npuc.ops.attributes import (
 from npuc.ops.pooling import pool_types
 from npuc.ops.windows import window_of
 from npuc.targets.nvdla.arithmetic import integer, onnx_forms
-from npuc.targets.nvdla.arithmetic.attributes import (
+from npuc.targets.nvdla.arithmetic.integer import (
     CONVERTER,
     LE,
     LO,
@@ -32,11 +32,13 @@ from npuc.targets.nvdla.arithmetic.attributes import (
     SHARING,
     TRUNCATE,
     WINOGRAD,
+    X1,
+    X2,
     ZERO,
+    kernel_extents,
+    operands,
 )
-from npuc.targets.nvdla.arithmetic.integer import X1, X2, operands
 from npuc.targets.nvdla.arithmetic.normalisation import SIZES
-from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES
 
 MAPS = tuple(HOST_DTYPES.values())

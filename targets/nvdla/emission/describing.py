@@ -13,8 +13,17 @@ from npuc.targets.nvdla.arithmetic.integer import ALU as ALGORITHMS
 from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware.descriptors import DataCube
-from npuc.targets.nvdla.firmware.planar import reciprocal
-from npuc.targets.nvdla.firmware.sdp import ALU, MUL, PER_CHANNEL, PER_ELEMENT, PER_LAYER, PRELU, RELU, TABLE
+from npuc.targets.nvdla.firmware.post_processing import (
+    ALU,
+    MUL,
+    PER_CHANNEL,
+    PER_ELEMENT,
+    PER_LAYER,
+    PRELU,
+    RELU,
+    TABLE,
+    reciprocal,
+)
 from npuc.targets.nvdla.formats.pixels import NAMES, Conversion
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model.arithmetic import signed

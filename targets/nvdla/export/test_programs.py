@@ -19,9 +19,17 @@ from npuc.samples.loading import varied
 from npuc.target import Observer
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.emission import BRIDGE
-from npuc.targets.nvdla.machine.commands import SEQUENTIAL, VERILATOR, Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.machine.registers import RegisterMap, register_map
+from npuc.targets.nvdla.machine.registers import (
+    SEQUENTIAL,
+    VERILATOR,
+    Command,
+    Poll,
+    RegisterMap,
+    Wait,
+    Write,
+    register_map,
+)
 from npuc.targets.nvdla.model import ChipModel
 from npuc.targets.nvdla.program.artefact import Produced, Segment, TensorMove
 from npuc.targets.nvdla.program.running import Runner

@@ -13,8 +13,7 @@ from typing import Any
 from npuc.targets.nvdla.firmware.convolution import convolution
 from npuc.targets.nvdla.firmware.descriptors import HARDWARE, Cdp, Convolution, Lut, Operation, Pdp, Rubik, Sdp
 from npuc.targets.nvdla.firmware.lines import Firmware, RegisterWrite, Writes
-from npuc.targets.nvdla.firmware.planar import cdp, pdp, rubik
-from npuc.targets.nvdla.firmware.sdp import needs_rdma, sdp
+from npuc.targets.nvdla.firmware.post_processing import cdp, needs_rdma, pdp, rubik, sdp
 
 
 def programmed(firmware: Firmware, op: Operation, surfaces: Any, lut: Lut | None) -> Writes:

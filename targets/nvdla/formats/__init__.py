@@ -2,8 +2,8 @@
 
 precision    Precision Type: element types and numbers
 feature      Feature Data Format
-weights      Weight Format: direct convolution, image input (pre- and post-extension), Sparse Compression option
-winograd     Basic Weight for Winograd Convolution: extension and transform
+pixels       Pixel Format: table 33
+weights      Weight Format: table 34, direct convolution, image input, Winograd, Sparse Compression option
 operands     Bias, PReLU, Batch Normalization and Element-Wise Data Format
 alignment    Alignment of Start Address and Stride: table 35
 """

@@ -11,7 +11,7 @@ from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware.lines import known
-from npuc.targets.nvdla.firmware.sdp import BOTH, PER_LAYER
+from npuc.targets.nvdla.firmware.post_processing import BOTH, PER_LAYER
 from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES
 from npuc.targets.nvdla.model.memory import Pattern, overlap
 

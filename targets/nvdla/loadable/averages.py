@@ -19,8 +19,7 @@ from npuc.targets.nvdla.emission.describing import Described, describe
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.formats import weights as weight_format
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.model.arithmetic import shift_right
-from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
+from npuc.targets.nvdla.model.arithmetic import RECIPROCAL_BITS, shift_right
 from npuc.targets.nvdla.operations.operation import Banks, Convolution, Kernels, KernelWindow, Sdp, Surface, Unit
 from npuc.targets.nvdla.operations.tiling import (
     Geometry,

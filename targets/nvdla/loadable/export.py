@@ -23,14 +23,11 @@ from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.firmware.structures import size, unpack
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.loadable import emulation, schema
-from npuc.targets.nvdla.loadable import task as tasks
+from npuc.targets.nvdla.loadable import addresses, content, emulation, run_of, schema
 from npuc.targets.nvdla.loadable.composing import composed
-from npuc.targets.nvdla.loadable.places import MAPS
-from npuc.targets.nvdla.loadable.ports import Ports, ports_of, scales
-from npuc.targets.nvdla.loadable.scheduling import run_of
-from npuc.targets.nvdla.machine.commands import Write
+from npuc.targets.nvdla.loadable.places import MAPS, Ports, ports_of, scales
 from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import Write
 from npuc.targets.nvdla.model import ChipModel, DeviceMemory
 from npuc.targets.nvdla.program.artefact import Contents, Segment
 from npuc.targets.nvdla.program.running import Runner
@@ -96,10 +93,10 @@ def _engine(loadable: schema.Loadable, task: schema.Task, nvdla: ChipModel, base
 
 def _cpu(loadable: schema.Loadable, task: schema.Task, nvdla: ChipModel, bases: Mapping[int, int]) -> None:
     """Runs the runtime's emulation. Raises ArtefactError (E502) for anything but softmax."""
-    address = tasks.addresses(loadable, task, bases.__getitem__)
-    network = unpack(emulation.EmulatedNetwork, tasks.content(loadable, task, 0))
-    operations = tasks.content(loadable, task, network.operations)
-    buffers = tasks.content(loadable, task, network.buffers)
+    address = addresses(loadable, task, bases.__getitem__)
+    network = unpack(emulation.EmulatedNetwork, content(loadable, task, 0))
+    operations = content(loadable, task, network.operations)
+    buffers = content(loadable, task, network.buffers)
     for at in range(network.operation_count):
         operation = unpack(emulation.EmulatedOperation, operations, at * size(emulation.EmulatedOperation))
         both = unpack(emulation.EmulatedBuffers, buffers, at * size(emulation.EmulatedBuffers))

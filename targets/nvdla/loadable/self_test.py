@@ -16,7 +16,7 @@ from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.loadable.composing import composed
 from npuc.targets.nvdla.loadable.export import REMEDY, executed, given_of
-from npuc.targets.nvdla.loadable.ports import BoundPort, Ports, ports_of
+from npuc.targets.nvdla.loadable.places import BoundPort, Ports, ports_of
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.program.running import Runner
@@ -38,7 +38,7 @@ descriptors of the loadable as the stock firmware does.
 """
 
 
-def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+def self_test_files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
     """Buffers of inputs and outputs by sample, self_test.json, README.md and npuc_compare.c.
 
     inputs: (samples, *shape) by name. Raises ArtefactError (E506) for a program that no loadable can express, and

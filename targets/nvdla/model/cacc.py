@@ -18,8 +18,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.model import fp16, half_products
 from npuc.targets.nvdla.model.arithmetic import limits, saturate, shift_right
 from npuc.targets.nvdla.model.csc import TILE, TILE_STEP, LaidOutConvolution, Step, steps
-from npuc.targets.nvdla.model.register_file import RegisterGroup
-from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.model.register_file import RegisterGroup, trap
 
 
 def multiply(step: Step, dtype: type[np.floating]) -> Array:

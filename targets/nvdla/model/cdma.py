@@ -16,8 +16,7 @@ from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import fp16, pixels
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
 from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
-from npuc.targets.nvdla.model.register_file import RegisterGroup
-from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.model.register_file import RegisterGroup, trap
 
 BLOCK = "CDMA"
 PIXEL_CHANNELS = 4

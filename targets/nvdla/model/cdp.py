@@ -16,8 +16,7 @@ from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16, lut
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
 from npuc.targets.nvdla.model.memory import MemoryPort
-from npuc.targets.nvdla.model.register_file import LookUpTables, RegisterGroup
-from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.model.register_file import LookUpTables, RegisterGroup, trap
 
 BLOCK, RDMA = "CDP", "CDP_RDMA"
 INFINITY = fp16.FP17_MOST

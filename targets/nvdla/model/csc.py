@@ -21,8 +21,7 @@ from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import fp16
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
 from npuc.targets.nvdla.model.cdma import Buffered, FetchedWeights, pad_value, precision
-from npuc.targets.nvdla.model.register_file import RegisterGroup
-from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.model.register_file import RegisterGroup, trap
 
 BLOCK = "CSC"
 TILE, TILE_STEP = 4, 2

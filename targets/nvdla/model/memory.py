@@ -16,7 +16,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import SECOND
-from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.model.register_file import trap
 
 LARGEST_CUBE = 1 << 30
 """The most bytes of a cube in the model; strides may make lines overlap."""

@@ -14,13 +14,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.machine.registers import Register, register_map
+from npuc.targets.nvdla.machine.registers import Command, Poll, Register, Wait, Write, register_map
 from npuc.targets.nvdla.model.memory import DeviceMemory, MemoryPort, Pattern, overlap
 from npuc.targets.nvdla.model.operations import ExecutedOperation, Operations
-from npuc.targets.nvdla.model.register_file import RegisterFile, RegisterGroup
-from npuc.targets.nvdla.model.traps import expect_within_limits, trap
+from npuc.targets.nvdla.model.register_file import RegisterFile, RegisterGroup, expect_within_limits, trap
 
 BLOCK = "BDMA"
 UNIT = 32

@@ -13,8 +13,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import cacc, cdma, cdp, csc, pdp, rubik, sdp
 from npuc.targets.nvdla.model.memory import DeviceMemory, MemoryPort, Pattern
-from npuc.targets.nvdla.model.register_file import RegisterFile, RegisterGroup
-from npuc.targets.nvdla.model.traps import expect_within_limits, trap
+from npuc.targets.nvdla.model.register_file import RegisterFile, RegisterGroup, expect_within_limits, trap
 
 CONVOLUTION = ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC")
 CONVOLUTION_INTERRUPTS = ("CDMA_DAT", "CDMA_WT", "CACC")

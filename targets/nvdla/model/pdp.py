@@ -19,11 +19,10 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES, fp17_of_bits
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
-from npuc.targets.nvdla.model import averages, cubes, fp16
-from npuc.targets.nvdla.model.arithmetic import signed
+from npuc.targets.nvdla.model import cubes, fp16
+from npuc.targets.nvdla.model.arithmetic import WIDTHS, Widths, divided, signed, wrapped
 from npuc.targets.nvdla.model.memory import MemoryPort
-from npuc.targets.nvdla.model.register_file import RegisterGroup
-from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.model.register_file import RegisterGroup, trap
 
 BLOCK, RDMA = "PDP", "PDP_RDMA"
 MOST_PADDED = 7
@@ -137,9 +136,9 @@ def _average(group: RegisterGroup, source: Array, axes: tuple[WindowAxis, Window
         for each in factors:
             total = fp16.multiply(total, _fp17(each), fp16.fp17)
         return fp16.stored(total)
-    widths = averages.WIDTHS[source.dtype.itemsize]
+    widths = WIDTHS[source.dtype.itemsize]
     total = _window_sums(group, source.astype(np.int64), axes, _in_integers(widths, axes[1].kernel))
-    return averages.divided(total, factors, widths).astype(source.dtype)
+    return divided(total, factors, widths).astype(source.dtype)
 
 
 Add = Callable[[Array, Array], Array]
@@ -155,12 +154,12 @@ class _Sums:
     padded_rows: Callable[[int], Array]
 
 
-def _in_integers(widths: averages.Widths, kernel_width: int) -> _Sums:
+def _in_integers(widths: Widths, kernel_width: int) -> _Sums:
     """Integer sums, which wrap."""
     return _Sums(
-        lambda first, second: averages.wrapped(first + second, widths.row),
-        lambda first, second: averages.wrapped(first + second, widths.window),
-        lambda bits: averages.wrapped(np.array(bits, np.int64), widths.pad),
+        lambda first, second: wrapped(first + second, widths.row),
+        lambda first, second: wrapped(first + second, widths.window),
+        lambda bits: wrapped(np.array(bits, np.int64), widths.pad),
         lambda bits: np.array(signed(bits, PAD_BITS) * kernel_width, np.int64),
     )
 

@@ -12,8 +12,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.formats import pixels as formats
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
-from npuc.targets.nvdla.model.register_file import RegisterGroup
-from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.model.register_file import RegisterGroup, trap
 
 BLOCK = "CDMA"
 PLANES = (("0", "LINE_STRIDE"), ("1", "UV_LINE_STRIDE"))

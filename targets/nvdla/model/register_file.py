@@ -11,12 +11,13 @@ from functools import cache, cached_property
 
 import numpy as np
 
+from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.targets.nvdla.machine.parameters import SECOND
+from npuc.targets.nvdla.machine.limits import Registers, breach
+from npuc.targets.nvdla.machine.parameters import SECOND, Machine
 from npuc.targets.nvdla.machine.registers import Field, Register, RegisterMap
 from npuc.targets.nvdla.model.arithmetic import signed
-from npuc.targets.nvdla.model.traps import trap
 
 LE_ENTRIES, LO_ENTRIES = 65, 257
 GROUPS = 2
@@ -179,3 +180,15 @@ class RegisterFile:
         pointer = self.producer(block) | (1 - group) << 16
         for each in range(GROUPS):
             self._values[block][each]["S_POINTER"] = pointer
+
+
+def trap(block: str, reason: str, limit: str | None = None, remedy: str | None = None) -> ArtefactError:
+    """The error (E503) of a block that cannot continue: it would hang or compute garbage."""
+    return ArtefactError("E503", reason, op=block, limit=limit, remedy=remedy)
+
+
+def expect_within_limits(group: Registers, machine: Machine) -> None:
+    """Raises ArtefactError (E503) if the registers of a block break one of its limits."""
+    found = breach(group, machine)
+    if found is not None:
+        raise trap(group.block, found[0], limit=found[1])

@@ -16,8 +16,7 @@ from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import cubes
 from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
-from npuc.targets.nvdla.model.register_file import RegisterGroup
-from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.model.register_file import RegisterGroup, trap
 
 BLOCK = "RBK"
 

@@ -24,9 +24,8 @@ from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16, lut, sdp_rdma
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_left, shift_right, signed
 from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
-from npuc.targets.nvdla.model.register_file import LookUpTables, RegisterGroup
+from npuc.targets.nvdla.model.register_file import LookUpTables, RegisterGroup, trap
 from npuc.targets.nvdla.model.sdp_rdma import FetchedOperands
-from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "SDP"
 INFINITY = float(np.finfo(np.float32).max)

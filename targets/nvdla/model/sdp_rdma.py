@@ -13,8 +13,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import cubes
 from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
-from npuc.targets.nvdla.model.register_file import RegisterGroup
-from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.model.register_file import RegisterGroup, trap
 
 BLOCK = "SDP_RDMA"
 COMPONENTS = {"MUL": ("MUL",), "ALU": ("ALU",), "BOTH": ("ALU", "MUL")}

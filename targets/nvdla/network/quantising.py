@@ -27,9 +27,8 @@ from npuc.quantize.scales.results import histograms_before_host, node_histograms
 from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
 from npuc.target import Options
-from npuc.targets.nvdla.flags import WEIGHTS
 from npuc.targets.nvdla.formats.precision import FP16_MOST, FP16_SMALLEST
-from npuc.targets.nvdla.formats.winograd import KERNEL
+from npuc.targets.nvdla.formats.weights import KERNEL, WEIGHTS
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.program import lowering
@@ -37,7 +36,7 @@ from npuc.targets.nvdla.program.frames import is_centre
 from npuc.targets.nvdla.quantisation import in_fp16, quantise, wide_tensors, widened
 from npuc.targets.nvdla.quantisation.centring import centred, known_steps
 from npuc.targets.nvdla.quantisation.layers import Multiplied
-from npuc.targets.nvdla.quantisation.moments import Moments, moments
+from npuc.targets.nvdla.quantisation.rounding import Moments, moments
 
 FP16_LEAST = 2.0**-14
 """The smallest fp16 number with 11 significant bits."""

@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import field, replace
 
 from npuc.frozen import frozen
-from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
-from npuc.targets.nvdla.arithmetic.integer import SdpStage
+from npuc.targets.nvdla.arithmetic.integer import IDENTITY, SdpStage
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.pixels import FORMATS, Conversion
-from npuc.targets.nvdla.formats.winograd import extended_extent
+from npuc.targets.nvdla.formats.weights import DIRECT, WeightForm, extended_extent
 from npuc.targets.nvdla.machine.parameters import BYTES
-from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 
 
 @frozen

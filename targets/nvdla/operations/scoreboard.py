@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from functools import lru_cache
 
 from npuc.frozen import frozen
-from npuc.targets.nvdla.machine.commands import Wait
+from npuc.targets.nvdla.machine.registers import Wait
 from npuc.targets.nvdla.model.memory import Pattern, overlap
 from npuc.targets.nvdla.operations.operation import (
     Contraction,

@@ -19,11 +19,11 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import AXES, AXIS, STARTS, STEPS
-from npuc.targets.nvdla.arithmetic.attributes import RESULT
+from npuc.targets.nvdla.arithmetic.integer import RESULT
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS, Conversion
 from npuc.targets.nvdla.formats.precision import precision_of
-from npuc.targets.nvdla.formats.winograd import TILE
+from npuc.targets.nvdla.formats.weights import TILE
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 
 Lanes = tuple[int, ...]

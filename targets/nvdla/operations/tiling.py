@@ -15,10 +15,9 @@ from math import prod
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.formats.winograd import CUBE, TILE, extended_extent
+from npuc.targets.nvdla.formats.weights import CUBE, DIRECT, TILE, WeightForm, extended_extent
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.operations.operation import Convolution, Operation
-from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 
 
 @frozen

@@ -3,13 +3,15 @@
 A program is a list of steps. A host step computes one operator on host tensors; a segment writes tensors to
 memory, issues the commands of some operations, and reads tensors back. `registers.bin` contains the commands as
 records of four 32-bit words, little endian: kind (0 write, 1 poll, 2 wait), byte address, mask, value. A wait is
-for bits of GLB.S_INTR_STATUS, which the driver then clears.
+for bits of GLB.S_INTR_STATUS, which the driver then clears. As files, a program is these records and its memory,
+as they are or for $readmemh, with a map of their contents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,18 +20,18 @@ from npuc.errors import ArtefactError, EncodingError
 from npuc.frozen import frozen
 from npuc.host.manifest import steps_of
 from npuc.host.step import HostStep
-from npuc.program import Program
+from npuc.program import Program, canonical_json
+from npuc.storage import readmemh
 from npuc.storage.machine_files import recorded
 from npuc.storage.records import damaged, read
-from npuc.system.budget import expect_room, expect_simulable
+from npuc.system.budget import expect_room, expect_simulable, given
 from npuc.targets.nvdla.emission.describing import Described
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware.structures import assembled, numbers_of, pack
 from npuc.targets.nvdla.formats.feature import Cube
 from npuc.targets.nvdla.formats.pixels import FORMATS, PixelFormat
-from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
-from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.machine.registers import RegisterMap, register_map
+from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
+from npuc.targets.nvdla.machine.registers import Command, Poll, RegisterMap, Wait, Write, register_map
 
 WRITE, POLL, WAIT = range(3)
 RECORD = np.dtype("<u4")
@@ -328,3 +330,47 @@ def _command(number: int, record: Sequence[int], registers: RegisterMap) -> Comm
         )
     source, _, group = sources[value].partition("_DONE_STATUS")
     return Wait(source, int(group))
+
+
+RECORD_BYTES = RECORD_WORDS * RECORD.itemsize
+
+
+def memory_files(program: Program, form: str) -> dict[str, bytes]:
+    """Registers, memory and map.json.
+
+    bin: the program's own files; map.json has the byte address of each image. readmemh: a line of registers.hex is
+    a record, most significant digit first: value, mask, byte address, kind (0 write, 1 poll, 2 wait). A line of
+    dram.hex is an atom of the machine; `@` counts atoms from the beginning of the memory, which is 0 elsewhere. A
+    second memory is empty before the program runs.
+    """
+    contents = Contents.of(program.manifest)
+    if form == "bin":
+        images = [{"file": each.file, "address": each.address} for each in contents.dram.images]
+        return {**program.files, "map.json": _memory_map(program, contents, "registers.bin", {"images": images})}
+    dram, atom = contents.dram, contents.machine.atom_bytes
+    placed = [(each.address - dram.base, each.data(program.files)) for each in dram.images]
+    return {
+        "registers.hex": readmemh.written(program.files.get("registers.bin", b""), RECORD_BYTES),
+        "dram.hex": readmemh.placed(placed, atom),
+        "map.json": _memory_map(program, contents, "registers.hex", {"file": "dram.hex", "word_bytes": atom}),
+    }
+
+
+def _memory_map(program: Program, contents: Contents, registers: str, dram: Mapping[str, Any]) -> bytes:
+    """map.json: steps with the places of inputs and outputs, the registers' file, what memory holds."""
+    described = {key: program.manifest.get(key) for key in ("target", "machine", "steps")}
+    described |= {
+        "registers": {"file": registers, "word_bytes": RECORD_BYTES},
+        "dram": {**dram, "base": contents.dram.base, "bytes": contents.dram.bytes},
+    }
+    if contents.machine.sram_bytes:
+        described["sram"] = {"base": SRAM_BASE, "bytes": contents.machine.sram_bytes}
+    return canonical_json(described)
+
+
+def read_commands(path: Path, registers: RegisterMap) -> list[Command]:
+    """The commands of a lone file of records. Raises NpucError (E501, E502, E110) as `decode` does."""
+    try:
+        return decode(readmemh.image_of(given(path, "E501", readmemh.WORDS), RECORD_BYTES), registers)
+    except ArtefactError as error:
+        raise error.advising(readmemh.WORDS) from None

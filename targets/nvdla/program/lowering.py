@@ -14,6 +14,7 @@ from npuc.ir import Graph, Node
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.nvdla.emission import Emitter, kind
 from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.weights import DIRECT
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
 from npuc.targets.nvdla.operations.operation import Operation, Transfer
 from npuc.targets.nvdla.operations.scoreboard import Admission
@@ -24,7 +25,6 @@ from npuc.targets.nvdla.operations.surfaces import (
     is_view,
     place,
 )
-from npuc.targets.nvdla.operations.weight_form import DIRECT
 from npuc.targets.nvdla.program.artefact import CubePlace, Dram, Image, Produced, Segment, Step, TensorMove, encode
 from npuc.targets.nvdla.program.frames import RawFrame, is_centre, raw_frames
 from npuc.targets.nvdla.selection import (

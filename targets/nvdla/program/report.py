@@ -10,7 +10,7 @@ from typing import Any
 from npuc.host import manifest as steps
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE
-from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
+from npuc.targets.nvdla.arithmetic.integer import kernel_extents
 from npuc.targets.nvdla.emission import kind
 from npuc.targets.nvdla.emission.describing import describe
 from npuc.targets.nvdla.machine.parameters import Machine

@@ -18,9 +18,8 @@ from npuc.storage.records import damaged, read
 from npuc.target import Stored
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES
-from npuc.targets.nvdla.machine.commands import Command, Write
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE
-from npuc.targets.nvdla.machine.registers import RESERVED, Register, RegisterMap
+from npuc.targets.nvdla.machine.registers import RESERVED, Command, Register, RegisterMap, Write
 from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents, Produced, TensorMove
 from npuc.text.terminal import count
 from npuc.view import Activity, BufferUse, Heading, Line, MemoryAnnotation, Name, Timeline, host_line, names_of

@@ -16,7 +16,6 @@ from npuc.ops.attributes import HARD_ALPHA, HARD_BETA, MIN
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.model_scales import Steps
-from npuc.targets.nvdla.arithmetic.attributes import RESULT
 from npuc.targets.nvdla.arithmetic.fixed_point import (
     FRACTION,
     SumShare,
@@ -26,13 +25,13 @@ from npuc.targets.nvdla.arithmetic.fixed_point import (
     share,
     two_factors,
 )
-from npuc.targets.nvdla.arithmetic.integer import SdpStage
-from npuc.targets.nvdla.quantisation.builder import PassBuilder
-from npuc.targets.nvdla.quantisation.form import (
+from npuc.targets.nvdla.arithmetic.integer import RESULT, SdpStage
+from npuc.targets.nvdla.quantisation.builder import (
     COMPARISONS,
     FEW,
     MAX,
     SUM,
+    PassBuilder,
     PassDraft,
     few,
     per_channel,

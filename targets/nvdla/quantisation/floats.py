@@ -18,28 +18,32 @@ from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.constraints import average_kernel, tensors_of
 from npuc.quantize.scales.model_scales import Steps
-from npuc.targets.nvdla.arithmetic import transformed
-from npuc.targets.nvdla.arithmetic.integer import SdpStage
+from npuc.targets.nvdla.arithmetic.integer import (
+    TRANSFORM_GAIN,
+    SdpStage,
+    constant_positions,
+    strides_of,
+    transform_weights,
+)
 from npuc.targets.nvdla.formats.precision import FP16_MOST, bits_of_fp17
-from npuc.targets.nvdla.quantisation.builder import MOST_POOL, PassBuilder
-from npuc.targets.nvdla.quantisation.constraints import upper_limit
-from npuc.targets.nvdla.quantisation.form import (
+from npuc.targets.nvdla.quantisation.builder import (
     COMPARISONS,
     FEW,
     MAX,
     MIN,
+    MOST_POOL,
     SUM,
+    PassBuilder,
     PassDraft,
     explicit_window,
     per_channel,
     relu,
     slopes,
 )
-from npuc.targets.nvdla.quantisation.moments import UNKNOWN, Moments
-from npuc.targets.nvdla.quantisation.normalising import normalised_half
-from npuc.targets.nvdla.quantisation.rounding import half, half_factors, least, rounded
+from npuc.targets.nvdla.quantisation.constraints import upper_limit
+from npuc.targets.nvdla.quantisation.rounding import UNKNOWN, Moments, half, half_factors, least, round_weights
 from npuc.targets.nvdla.quantisation.sums import COLUMN
-from npuc.targets.nvdla.quantisation.tables import half_entries
+from npuc.targets.nvdla.quantisation.tables import half_entries, normalised_half
 
 MULTIPLIERS = 1 + np.arange(1 << 10) / (1 << 10)
 """All fp16 numbers from 1 to 2."""
@@ -122,11 +126,11 @@ class Floats(PassBuilder):
             off = half(share) - share
         mean, variance = self._seen(conv)
         if conv.name not in self.winograd:
-            return rounded(w, mean, variance, off)
+            return round_weights(w, mean, variance, off)
         form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:]}
-        stride = transformed.strides(conv)
-        gain = transformed.GAIN * transformed.common(*stride)
-        return rounded(transformed.transformed(w, *stride), gain * mean, transformed.GAIN * variance, off)
+        stride = strides_of(conv)
+        gain = TRANSFORM_GAIN * constant_positions(*stride)
+        return round_weights(transform_weights(w, *stride), gain * mean, TRANSFORM_GAIN * variance, off)
 
     def _seen(self, conv: Node) -> tuple[Array, Array]:
         """Mean and variance of each kernel's input, (K or 1, C, 1, 1)."""

@@ -15,17 +15,21 @@ from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps
-from npuc.targets.nvdla.arithmetic import transformed
 from npuc.targets.nvdla.arithmetic.fixed_point import FixedWeights, addends, factor, quantise_weights, share
-from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
-from npuc.targets.nvdla.arithmetic.transformed import strides
-from npuc.targets.nvdla.model.averages import ONE, WIDTHS, Widths
-from npuc.targets.nvdla.quantisation.builder import MOST_POOL
+from npuc.targets.nvdla.arithmetic.integer import (
+    IDLE,
+    TRANSFORM_GAIN,
+    SdpStage,
+    constant_positions,
+    strides_of,
+    transform_weights,
+)
+from npuc.targets.nvdla.model.arithmetic import ONE, WIDTHS, Widths
+from npuc.targets.nvdla.quantisation.builder import FEW, MAX, MIN, MOST_POOL, SUM, PassDraft, explicit_window, few
 from npuc.targets.nvdla.quantisation.constraints import upper_limit
 from npuc.targets.nvdla.quantisation.elementwise import OPERAND_BITS, ElementwiseBuilder
-from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, PassDraft, explicit_window, few
-from npuc.targets.nvdla.quantisation.normalising import normalised
 from npuc.targets.nvdla.quantisation.sums import COLUMN, chosen, kept, stages_of
+from npuc.targets.nvdla.quantisation.tables import normalised
 
 CLOSE = 2.0**-20
 """The relative error allowed for the ratio of two given scales; onnxruntime's floats have 2^-24."""
@@ -72,7 +76,7 @@ class Integers(ElementwiseBuilder):
         if sums is None and conv.name in self.winograd:
             shift = self._bits_too_many(x)
             form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:], "pra_truncate": shift}
-            u, common = transformed.transformed(w, *strides(conv)), transformed.common(*strides(conv))
+            u, common = transform_weights(w, *strides_of(conv)), constant_positions(*strides_of(conv))
             found = quantise_weights(
                 u, bias, steps.scale * 2**shift, unit, steps.zero, self.element, fraction, common
             )
@@ -101,7 +105,7 @@ class Integers(ElementwiseBuilder):
         """The bits by which C^T d C exceeds an element of x, given the largest value in the samples."""
         steps, whole = self.steps(x), float(np.iinfo(self.element).max)
         most = min(self.largest.get(x, inf) / steps.scale + abs(steps.zero), whole)
-        return max(ceil(log2(max(transformed.GAIN * most / whole, 1)) - SLACK), 0)
+        return max(ceil(log2(max(TRANSFORM_GAIN * most / whole, 1)) - SLACK), 0)
 
     def _rounded(self, form: PassDraft, found: FixedWeights) -> Array:
         """The integer weights; puts their stage into the form."""

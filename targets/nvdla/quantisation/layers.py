@@ -11,9 +11,8 @@ from npuc.ir import Array, Node
 from npuc.ops.attributes import AVERAGE
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import IntegerLayer, LayerWeights
-from npuc.targets.nvdla.arithmetic.attributes import WINOGRAD
 from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, MOST_MULTIPLIER
-from npuc.targets.nvdla.arithmetic.integer import operands, stages
+from npuc.targets.nvdla.arithmetic.integer import WINOGRAD, operands, stages
 from npuc.targets.nvdla.quantisation.sums import COLUMN
 
 

@@ -18,7 +18,7 @@ from npuc.targets.nvdla.arithmetic.fixed_point import (
     largest_magnitudes,
 )
 from npuc.targets.nvdla.arithmetic.integer import IDLE, SdpStage
-from npuc.targets.nvdla.quantisation.form import SUM
+from npuc.targets.nvdla.quantisation.builder import SUM
 
 TOLERANCE = 2.0**-16
 """The error allowed for multiplier and bias of a single stage, in steps of the result: that of float32."""

@@ -13,7 +13,6 @@ from npuc.errors import UnsupportedOperator
 from npuc.targets.nvdla.operations import timing
 from npuc.targets.nvdla.operations.operation import Contraction, Elementwise, Operation
 from npuc.targets.nvdla.operations.surfaces import converts
-from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.choice import Alternative, Choices, FormChoice, choose
 from npuc.targets.nvdla.selection.context import Constants, Context, Placed, PlannedLayer
 from npuc.targets.nvdla.selection.convolution import (
@@ -25,10 +24,9 @@ from npuc.targets.nvdla.selection.convolution import (
     transfers,
 )
 from npuc.targets.nvdla.selection.interleaving import select_interleaving
-from npuc.targets.nvdla.selection.parts import ConvolutionPart, computed_lanes
-from npuc.targets.nvdla.selection.pixels import as_column, misplaced
+from npuc.targets.nvdla.selection.parts import ConvolutionPart, computed_lanes, needs_batches
 from npuc.targets.nvdla.selection.pooling import flies, pooled_rows, pooling_behind, select_pooling
-from npuc.targets.nvdla.selection.sdp import select_normalisation, select_sdp
+from npuc.targets.nvdla.selection.sdp import as_column, misplaced, select_normalisation, select_sdp
 
 COMPUTED = ("NvConv", "NvElementwise", "NvAveragePool", "MaxPool", "NvLrn", "Interleave")
 """Operators of the integer graph that NVDLA computes, or that need no operation because strides do the work."""

@@ -16,21 +16,16 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.windows import window_of
-from npuc.targets.nvdla.arithmetic.attributes import WINOGRAD
-from npuc.targets.nvdla.arithmetic.integer import operands
-from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
-from npuc.targets.nvdla.formats import winograd
+from npuc.targets.nvdla.arithmetic.integer import WINOGRAD, kernel_extents, operands
 from npuc.targets.nvdla.formats.pixels import FORMATS, PixelFormat, misreads
-from npuc.targets.nvdla.formats.weights import POST_EXTENSIONS
+from npuc.targets.nvdla.formats.weights import DIRECT, KERNEL, POST_EXTENSIONS, TILE, WeightForm
 from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, Machine
 from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.surfaces import map_shape, tensor_precision
 from npuc.targets.nvdla.operations.tiling import Geometry
-from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
-from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.context import Constants, Context, PlannedLayer
 from npuc.targets.nvdla.selection.convolution import compressible, fits, select_convolutions
-from npuc.targets.nvdla.selection.parts import geometry
+from npuc.targets.nvdla.selection.parts import geometry, needs_batches
 
 PIXELS: Mapping[str, tuple[str, ...]] = {
     "int8": ("T_R8", "T_Y8___V8U8_N444", "T_A8B8G8R8"),
@@ -162,12 +157,12 @@ def _as_winograd(context: Context, node: Node) -> bool:
     kernel = kernel_extents(node, graph.shape(node.inputs[1]))
     window = window_of(node, kernel)
     extended = [-(-size // stride) for size, stride in zip(kernel, window.strides, strict=True)]
-    whole = all(extent % winograd.TILE == 0 for extent in graph.shape(node.output)[2:])
+    whole = all(extent % TILE == 0 for extent in graph.shape(node.output)[2:])
     return (
         context.machine.winograd
         and GROUP(node) == 1
         and max(window.dilations) == 1
-        and max(extended) == winograd.KERNEL
+        and max(extended) == KERNEL
         and window.begins[0] < kernel[0]  # else a tile might lie above the map
         and (whole or _alone(graph, node))
     )

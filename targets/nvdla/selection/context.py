@@ -11,11 +11,11 @@ from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
+from npuc.targets.nvdla.formats.weights import DIRECT, WeightForm
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.operation import Kernels, Sdp, Surface
 from npuc.targets.nvdla.operations.surfaces import BufferView
 from npuc.targets.nvdla.operations.tiling import Geometry
-from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 
 if TYPE_CHECKING:
     from npuc.targets.nvdla.selection.parts import ConvolutionPart

@@ -14,14 +14,12 @@ import numpy as np
 
 from npuc.ir import Array, Node
 from npuc.ops.attributes import GROUP
-from npuc.targets.nvdla.arithmetic import transformed
-from npuc.targets.nvdla.arithmetic.attributes import PRA_TRUNCATE, TRUNCATE
+from npuc.targets.nvdla.arithmetic.integer import PRA_TRUNCATE, TRUNCATE, split_phases, transform_weights
 from npuc.targets.nvdla.formats import weights as formats
-from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.precision import DTYPES
-from npuc.targets.nvdla.formats.winograd import TILE
+from npuc.targets.nvdla.formats.weights import DIRECT, TILE, WeightForm
 from npuc.targets.nvdla.machine.parameters import BYTES, MOST_STRIDE, Machine
 from npuc.targets.nvdla.operations import timing
 from npuc.targets.nvdla.operations.operation import Banks, Convolution, Kernels, Mask, Surface, Transfer
@@ -38,20 +36,18 @@ from npuc.targets.nvdla.operations.tiling import (
     row_tiles,
     weight_banks,
 )
-from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
-from npuc.targets.nvdla.selection.batches import in_batches
 from npuc.targets.nvdla.selection.context import Constants, Context, Placed, PlannedLayer
 from npuc.targets.nvdla.selection.parts import (
     ConvolutionPart,
     dense_weights,
     geometry,
+    in_batches,
     parts_of,
     sharing,
     tile_window,
 )
-from npuc.targets.nvdla.selection.pixels import misplaced
 from npuc.targets.nvdla.selection.pooling import most_pooled, pooled_rows, pooling_behind
-from npuc.targets.nvdla.selection.sdp import select_sdp
+from npuc.targets.nvdla.selection.sdp import misplaced, select_sdp
 
 
 def select_kernels(context: Context, shape: Geometry, dense: Callable[[], Array]) -> Kernels:
@@ -86,12 +82,12 @@ def _in_form(shape: Geometry, dense: Array) -> Array:
         case "image":
             return formats.pre_extended(np.pad(dense, [*[(0, 0)] * 3, (0, shape.form.zeros)]), shape.channels)
         case "winograd":
-            filled = winograd.filled(dense, shape.precision)
-            done = filled.shape[2:] == tuple(winograd.TILE * stride for stride in strides)
-            found = filled if done else transformed.transformed(filled, *strides)
+            filled = formats.fill_channels(dense, shape.precision)
+            done = filled.shape[2:] == tuple(TILE * stride for stride in strides)
+            found = filled if done else transform_weights(filled, *strides)
             if not done:  # for costing only: what matters is which weights are zero
                 found = np.sign(found)
-            return transformed.by_phase(found, *strides).astype(DTYPES[shape.precision])
+            return split_phases(found, *strides).astype(DTYPES[shape.precision])
         case _:
             return dense[:, :, : shape.kernel_height, : shape.kernel_width]
 

@@ -18,8 +18,7 @@ from npuc.ir import Array, Attr, Graph, Node, type_of
 from npuc.ops import rebuild
 from npuc.ops.attributes import AXIS
 from npuc.quantize.network.construction import Quantised
-from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
-from npuc.targets.nvdla.arithmetic.integer import IDLE, operands
+from npuc.targets.nvdla.arithmetic.integer import IDENTITY, IDLE, operands
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.surfaces import (
     BufferView,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
-from npuc.ops.attributes import GROUP, PADDING
+from npuc.ops.attributes import GROUP, PADDING, STRIDES
 from npuc.ops.windows import window_of
-from npuc.targets.nvdla.arithmetic.attributes import SHARING, WINOGRAD
-from npuc.targets.nvdla.arithmetic.integer import operands
-from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
-from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.arithmetic.integer import SHARING, WINOGRAD, kernel_extents, operands
+from npuc.targets.nvdla.machine.parameters import MOST_STRIDE, Machine
 from npuc.targets.nvdla.operations.operation import KernelWindow, Surface
 from npuc.targets.nvdla.operations.surfaces import (
     BufferView,
@@ -168,3 +166,35 @@ def hardware_window(
 ) -> KernelWindow:
     """A window as registers describe it; pads: top, left, bottom, right; value: the integer used for padding."""
     return KernelWindow(strides[0], strides[1], dilations[0], dilations[1], *pads, value)
+
+
+def in_batches(machine: Machine, shape: Geometry, tile: RowTile, result: Surface) -> Iterator[tuple[RowTile, int]]:
+    """The tiles that operations compute of a tile, each with its number of batches (1: the cubes are one map).
+
+    result: where the tile's result is placed; multi-batch operations must write from an even atom on.
+    """
+    even = 2 * machine.atom_bytes
+    if not covers(shape) or machine.max_batches == 1:
+        yield tile, 1
+    elif shape.stride_y <= MOST_STRIDE:
+        fits = tile.rows <= machine.max_batches and result.address % even == 0
+        yield tile, tile.rows if fits else 1
+    else:
+        row, end, address = tile.row, tile.row + tile.rows, result.address
+        while row < end:
+            rows = 1 if address % even else min(end - row, machine.max_batches)
+            yield RowTile(row, rows, *shape.lines(row, rows)), rows
+            row, address = row + rows, address + rows * result.line_stride
+
+
+def needs_batches(node: Node) -> bool:
+    """Whether only multi-batch mode can compute a convolution: its stride exceeds the hardware's largest."""
+    return max(STRIDES(node) or (1,)) > MOST_STRIDE
+
+
+def covers(shape: Geometry) -> bool:
+    """Whether every window covers the columns and lines of one cube, none left out, and gives one pixel."""
+    below = shape.reach == shape.stride_y and shape.height == shape.out_height * shape.stride_y
+    return (
+        shape.form.kind == "direct" and shape.line_step == 1 and not shape.top and below and shape.out_width == 1
+    )

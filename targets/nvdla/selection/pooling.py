@@ -14,8 +14,8 @@ from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.ops.attributes import KERNEL_SHAPE, PADDING
 from npuc.ops.windows import window_of
-from npuc.targets.nvdla.arithmetic.attributes import RECIPROCALS
-from npuc.targets.nvdla.model.averages import ONE
+from npuc.targets.nvdla.arithmetic.integer import RECIPROCALS
+from npuc.targets.nvdla.model.arithmetic import ONE
 from npuc.targets.nvdla.operations.operation import Pooling, Surface
 from npuc.targets.nvdla.operations.tiling import RowTile, equal_edges
 from npuc.targets.nvdla.selection.context import Context

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Node
 from npuc.ops.attributes import SIZE
-from npuc.targets.nvdla.arithmetic.attributes import ZERO
 from npuc.targets.nvdla.arithmetic.integer import (
     LE_ENTRIES,
     LO_ENTRIES,
+    ZERO,
     SdpStage,
     TablePlacement,
     converter,
@@ -20,8 +23,18 @@ from npuc.targets.nvdla.arithmetic.integer import (
 )
 from npuc.targets.nvdla.formats import operands as operand_format
 from npuc.targets.nvdla.formats.operands import OperandCube
-from npuc.targets.nvdla.machine.parameters import BYTES
-from npuc.targets.nvdla.operations.operation import Fetch, Normalisation, OperationTables, Ramp, Sdp, Unit
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
+from npuc.targets.nvdla.operations.operation import (
+    Convolution,
+    Elementwise,
+    Fetch,
+    Normalisation,
+    OperationTables,
+    Ramp,
+    Sdp,
+    Surface,
+    Unit,
+)
 from npuc.targets.nvdla.operations.surfaces import BufferView
 from npuc.targets.nvdla.operations.tiling import RowTile
 from npuc.targets.nvdla.selection.context import Context, Placed
@@ -164,3 +177,55 @@ def select_normalisation(context: Context, node: Node) -> Normalisation:
     )
     size, zero = SIZE(node), ZERO(node)
     return Normalisation(x.surface(), size, zero, OperationTables(lo, le), converter(node), y.surface())
+
+
+COMPONENTS = {"ALU": 1, "MUL": 1, "BOTH": 2}
+
+
+def misplaced(operation: Convolution | Elementwise, machine: Machine) -> bool:
+    """Whether SDP would read or write a one-pixel map elsewhere than its strides say."""
+    result = operation.destination
+    batches = operation.batches if isinstance(operation, Convolution) else 1
+    cube = result.share(batches)
+    surfaces = cube.atoms(machine.atom_bytes)
+    if (cube.width, cube.height) != (1, 1) or surfaces == 1:
+        return False
+    strides = [(each.surface_stride, _operand_atom(each, result, machine)) for each in _fetches(operation.sdp)]
+    if isinstance(operation, Elementwise):
+        strides.append((operation.source.surface_stride, machine.atom_bytes))
+    if batches == 1 and operation.pooling is None:
+        strides.append((result.surface_stride, machine.atom_bytes))
+    return any(found != packed for found, packed in strides)
+
+
+def as_column(operation: Elementwise, machine: Machine) -> Elementwise:
+    """The same operation on a column with one pixel for each surface of the map."""
+    surfaces = operation.destination.atoms(machine.atom_bytes)
+    source, result = (_column(each, surfaces, machine) for each in (operation.source, operation.destination))
+    units = [
+        replace(each, fetch=each.fetch and _column_of(each.fetch, operation.destination, machine))
+        for each in (operation.sdp.x1, operation.sdp.x2)
+    ]
+    return Elementwise(source, replace(operation.sdp, x1=units[0], x2=units[1]), result)
+
+
+def _fetches(sdp: Sdp) -> Iterator[Fetch]:
+    """The operands that have strides."""
+    return (each.fetch for each in (sdp.x1, sdp.x2) if each.fetch is not None and each.fetch.per_element)
+
+
+def _operand_atom(fetch: Fetch, result: Surface, machine: Machine) -> int:
+    """Bytes of an operand for one atom of the map."""
+    return machine.atom_elements(result.precision) * COMPONENTS[fetch.use] * fetch.component_bytes
+
+
+def _column(surface: Surface, surfaces: int, machine: Machine) -> Surface:
+    lanes, stride = machine.atom_elements(surface.precision), surface.surface_stride
+    return replace(surface, height=surfaces, channels=lanes, line_stride=stride, surface_stride=surfaces * stride)
+
+
+def _column_of(fetch: Fetch, result: Surface, machine: Machine) -> Fetch:
+    """The operand as a column; one per channel then has an element for every lane of the column."""
+    stride = fetch.surface_stride if fetch.per_element else _operand_atom(fetch, result, machine)
+    surfaces = result.atoms(machine.atom_bytes)
+    return replace(fetch, per_element=True, line_stride=stride, surface_stride=surfaces * stride)

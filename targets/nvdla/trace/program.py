@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.system.budget import content
-from npuc.targets.nvdla.machine.commands import Command
-from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
+from npuc.targets.nvdla.emission import BRIDGE
+from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SECOND, SMALL, Machine
+from npuc.targets.nvdla.machine.registers import (
+    SEQUENCERS,
+    SEQUENTIAL,
+    VERILATOR,
+    Command,
+    Poll,
+    Register,
+    RegisterMap,
+    Wait,
+    Write,
+    register_map,
+)
 from npuc.targets.nvdla.model.memory import DeviceMemory
+from npuc.targets.nvdla.model.nvdla import BLOCK_OF
 
 MACHINES = {"nv_small": replace(SMALL, elementwise=True, sdp_lut=True), "nv_large": LARGE, "nv_full": FULL}
 """The machines of test programs: NVDLA's reference model runs EW on nv_small too, whose RTL lacks it."""
@@ -126,3 +140,181 @@ def _bytes(text: str, name: str) -> bytes:
         return bytes(int(each, 16) for each in text.split())
     except ValueError:
         raise ArtefactError("E504", f"{name} holds what is no byte", limit="0x00 to 0xff") from None
+
+
+MEMORIES = ("pri_mem", "sec_mem")
+"""DRAM and the second memory."""
+MEMORY_NUMBER = 1
+"""The number of DRAM in check_crc; all results are there."""
+FINISHED = "finished"
+MASK, STATUS = "GLB.S_INTR_MASK", "GLB.S_INTR_STATUS"
+POLL_CLOCKS = 8
+"""The fewest clocks that a register read takes."""
+
+
+def written(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
+    """The files of a test program for one of commands.PLAYERS.
+
+    Checked regions without loaded contents are set to zero first. Raises ArtefactError (E504) for a poll of some
+    bits only, which the syntax cannot express.
+    """
+    files: dict[str, bytes] = {}
+    lines = [f"mem_init({_place(at)}, {size:#x}, ALL_ZERO);" for at, size in _cleared(trace)]
+    loaded = [(address, data) for address, data in trace.contents if any(data)]
+    for number, (address, data) in enumerate(loaded):
+        name = f"{trace.name}_{number}.dat"
+        files[name] = packed(data)
+        lines.append(f'mem_load({_place(address)}, "{name}");')
+    written = _PLAYED[player](register_map(trace.configuration), trace)
+    for command in trace.commands:
+        lines += written.command(command)
+    lines += written.end()
+    for check in trace.checks:
+        region = f"{MEMORY_NUMBER}, {check.address:#x}, {check.size:#x}, {check.crc:#x}"
+        lines.append(f"check_crc({written.last()}, {region});")
+    files[f"{trace.name}.cfg"] = ("\n".join(lines) + "\n").encode()
+    return files
+
+
+def _place(address: int) -> str:
+    """The memory that contains an address, and the offset in it."""
+    second, at = divmod(address, SECOND)
+    return f"{MEMORIES[second]}, {at:#x}"
+
+
+def _cleared(trace: Trace) -> list[tuple[int, int]]:
+    """The regions to set to zero: loaded ones, and checked ones outside of them."""
+    regions = [(address, len(data)) for address, data in trace.contents]
+    for check in trace.checks:
+        if not any(at <= check.address and check.address + check.size <= at + size for at, size in regions):
+            regions.append((check.address, check.size))
+    return regions
+
+
+@dataclass
+class _Sequential:
+    """Calls executed in file order."""
+
+    registers: RegisterMap
+    trace: Trace
+    interrupts: int = 0
+    """The number of interrupts waited for."""
+
+    def command(self, command: Command) -> Iterator[str]:
+        """The calls of a command."""
+        match command:
+            case Wait():
+                source = f"{command}, " if command.source else ""
+                yield f"intr_notify({source}{_interrupt(self.interrupts)});"
+                self.interrupts += 1
+            case Write():
+                title = self.registers.at(command.address).title
+                yield f"reg_write(NVDLA_{title}_0, {command.value:#x});"
+            case Poll():
+                register = self.registers.at(command.address)
+                _expect_whole(register, command)
+                yield f"poll_reg_equal(NVDLA_{register.title}_0, {command.value:#x});"
+
+    def end(self) -> Iterator[str]:
+        """The calls after all commands."""
+        return iter(())
+
+    def last(self) -> str:
+        """The event after which results are checked."""
+        return _interrupt(max(self.interrupts - 1, 0))
+
+
+@dataclass
+class _Sequenced(_Sequential):
+    """Calls executed by each block's own sequencer."""
+
+    awaited: dict[str, int] = field(default_factory=dict[str, int])
+    """The number of interrupts that each block has waited for."""
+    ordered: list[str] = field(default_factory=list[str])
+    """The blocks of the commands that keep their order."""
+
+    def command(self, command: Command) -> Iterator[str]:
+        """The calls of a command, with the events that its block waits for and announces."""
+        if isinstance(command, Wait):
+            yield from super().command(command)
+            return
+        register = self.registers.at(command.address)
+        block = f"NVDLA_{register.block}"
+        yield from self._interrupts_before(block)
+        enables = register.name == "D_OP_ENABLE" or register.name.startswith("CFG_LAUNCH")
+        in_order = isinstance(command, Write) and (enables or register.block == "GLB")
+        if in_order and self.ordered and self.ordered[-1] != block:
+            yield f"sync_wait({block}, {_order(len(self.ordered) - 1)});"
+        yield from super().command(command)
+        if in_order:
+            yield f"sync_notify({block}, {_order(len(self.ordered))});"
+            self.ordered.append(block)
+
+    def end(self) -> Iterator[str]:
+        """Waits for all interrupts."""
+        block = self.ordered[-1] if self.ordered else "NVDLA_GLB"
+        yield from self._interrupts_before(block)
+        yield f"sync_notify({block}, {FINISHED});"
+
+    def last(self) -> str:
+        """The event after which results are checked."""
+        return FINISHED
+
+    def _interrupts_before(self, block: str) -> Iterator[str]:
+        for number in range(self.awaited.get(block, 0), self.interrupts):
+            yield f"sync_wait({block}, {_interrupt(number)});"
+        self.awaited[block] = self.interrupts
+
+
+@dataclass
+class _Polled(_Sequential):
+    """Calls for the Verilator test bench: a wait becomes slow reads, and a poll that the block is idle."""
+
+    mask: int = 0
+    """The value of GLB.S_INTR_MASK."""
+
+    def command(self, command: Command) -> Iterator[str]:
+        """The calls of a command; the last wait leaves its interrupt to the monitor."""
+        if isinstance(command, Write):
+            title = self.registers.at(command.address).title
+            self.mask = command.value if title == MASK else self.mask
+        if not isinstance(command, Wait) or command.source is None:
+            yield from super().command(command)
+            return
+        for _ in range(-(-self.trace.clocks[self.interrupts] // POLL_CLOCKS)):
+            yield f"poll_reg_equal(NVDLA_{MASK}_0, {self.mask:#x});"
+        yield self._idle(BLOCK_OF.get(command.source, command.source))
+        self.interrupts += 1
+        if self.interrupts == len(self.trace.clocks):
+            yield f"intr_notify({command}, {self.last()});"
+            return
+        bit = self.registers[STATUS].places[f"{command.source}_DONE_STATUS{command.group}"].low
+        yield f"reg_write(NVDLA_{STATUS}_0, {1 << bit:#x});"
+
+    def _idle(self, block: str) -> str:
+        """A poll that a block is idle: for BDMA, which has no groups, that its status is the reset value."""
+        if block != BRIDGE:
+            return f"poll_reg_equal(NVDLA_{block}.S_STATUS_0, 0x0);"
+        return f"poll_reg_equal(NVDLA_{block}.STATUS_0, {self.registers[f'{block}.STATUS'].reset:#x});"
+
+    def last(self) -> str:
+        """The single event."""
+        return _interrupt(0)
+
+
+_PLAYED: Mapping[str, type[_Sequential]] = {SEQUENTIAL: _Sequential, SEQUENCERS: _Sequenced, VERILATOR: _Polled}
+
+
+def _interrupt(number: int) -> str:
+    return f"sync_id_{number}"
+
+
+def _order(number: int) -> str:
+    return f"order_{number}"
+
+
+def _expect_whole(register: Register, poll: Poll) -> None:
+    """Raises ArtefactError (E504) for a poll of only some of a register's bits."""
+    whole = sum(((1 << each.width) - 1) << each.low for each in register.fields)
+    if poll.mask & whole != whole:
+        raise ArtefactError("E504", f"{register.title} is polled under a mask", limit="the whole register")
