@@ -13,8 +13,8 @@ from onnx import numpy_helper
 from npuc.ir import Array
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
-from npuc.targets.nvdla.model import sdp_rdma
 from npuc.targets.nvdla.model.memory import Pattern
+from npuc.targets.nvdla.model.sdp import pack_single
 from tests.nvdla.networks import expect_exact, verified
 from tests.nvdla.programs import SOURCE, WEIGHTS, Convolution, Fields, memory, stride
 from tests.onnx_models import network, node, weights
@@ -166,5 +166,5 @@ def test_a_network_with_maps_of_one_pixel_is_bit_exact(
 
 
 def test_a_cube_of_one_pixel_has_no_strides() -> None:
-    assert sdp_rdma.packed(Pattern(64, 8, 1, 512, 3, 1024), 8).size == 3 * 8
-    assert sdp_rdma.packed(Pattern(64, 8, 2, 512, 3, 1024), 8).size == 2 * 1024 + 512 + 8
+    assert pack_single(Pattern(64, 8, 1, 512, 3, 1024), 8).size == 3 * 8
+    assert pack_single(Pattern(64, 8, 2, 512, 3, 1024), 8).size == 2 * 1024 + 512 + 8

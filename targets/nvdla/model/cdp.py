@@ -13,9 +13,9 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
-from npuc.targets.nvdla.model import cubes, fp16, lut
+from npuc.targets.nvdla.model import fp16, lut
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
-from npuc.targets.nvdla.model.memory import MemoryPort
+from npuc.targets.nvdla.model.memory import MemoryPort, as_channels, as_lanes, place_cube, read_cube, write_cube
 from npuc.targets.nvdla.model.register_file import LookUpTables, RegisterGroup, trap
 
 BLOCK, RDMA = "CDP", "CDP_RDMA"
@@ -27,8 +27,8 @@ def fetch(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
     kind = group.named("INPUT_DATA").lower()
     height, width, channels = (group[each] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
     surfaces = -(-channels // machine.atom_elements(kind))
-    place = cubes.place(group, "SRC", (height, width, surfaces), machine)
-    return cubes.as_channels(cubes.read(port, place, machine, kind))[..., :channels]
+    place = place_cube(group, "SRC", (height, width, surfaces), machine)
+    return as_channels(read_cube(port, place, machine, kind))[..., :channels]
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
         data = fp16.received(source, INFINITY, flush=bool(group["NAN_TO_ZERO"]))
     else:
         data = _converted_in(group, source)
-    filled = cubes.as_channels(cubes.as_lanes(data, lanes))
+    filled = as_channels(as_lanes(data, lanes))
     sums = filled if group["SQSUM_BYPASS"] else _square_sums(group, filled)
     values, counts = lut.look_up(group, tables, sums, lut.CDP)
     reports.update({f"D_PERF_{name}": each for name, each in counts.items()})
@@ -54,7 +54,7 @@ def run(
         reports["D_NAN_OUTPUT_NUM"] = fp16.nans(result)
     else:
         result = _converted_out(group, values if group["MUL_BYPASS"] else values * filled, kind, reports)
-    return cubes.as_lanes(result, lanes)
+    return as_lanes(result, lanes)
 
 
 def _converted_in(group: RegisterGroup, source: Array) -> Array:
@@ -94,4 +94,4 @@ def _converted_out(group: RegisterGroup, values: Array, kind: str, reports: dict
 def write(group: RegisterGroup, machine: Machine, port: MemoryPort, values: Array) -> None:
     """Stores the output cube."""
     surfaces, height, width, _ = values.shape
-    cubes.write(port, cubes.place(group, "DST", (height, width, surfaces), machine), machine, values)
+    write_cube(port, place_cube(group, "DST", (height, width, surfaces), machine), machine, values)

@@ -15,8 +15,10 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.targets.nvdla.machine.parameters import SECOND
-from npuc.targets.nvdla.model.register_file import trap
+from npuc.targets.nvdla.formats.precision import DTYPES
+from npuc.targets.nvdla.machine.parameters import SECOND, Machine
+from npuc.targets.nvdla.model import fp16
+from npuc.targets.nvdla.model.register_file import RegisterGroup, trap
 
 LARGEST_CUBE = 1 << 30
 """The most bytes of a cube in the model; strides may make lines overlap."""
@@ -254,3 +256,52 @@ class MemoryPort:
         for what, value in used.items():
             if value % unit:
                 raise trap(self.block, f"{what} {value:#x} is not aligned", limit=f"a multiple of {unit} bytes")
+
+
+def place_cube(group: RegisterGroup, side: str, extents: tuple[int, int, int], machine: Machine) -> Pattern:
+    """The place of a block's input (side SRC) or output (DST), of (rows, columns, surfaces), by its registers."""
+    height, width, surfaces = extents
+    start = group.address(f"{side}_BASE_ADDR_LOW", f"{side}_BASE_ADDR_HIGH", f"{side}_RAM_TYPE")
+    line, surface = group.bytes(f"{side}_LINE_STRIDE"), group.bytes(f"{side}_SURFACE_STRIDE")
+    return Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
+
+
+def read_cube(port: MemoryPort, place: Pattern, machine: Machine, precision: str) -> Array:
+    """A cube (surface, H, W, lane) in its own type."""
+    return np.ascontiguousarray(port.cube(place, machine.atom_bytes)).view(DTYPES[precision])
+
+
+def write_cube(port: MemoryPort, place: Pattern, machine: Machine, values: Array) -> None:
+    """Stores a cube (surface, H, W, lane), int8, int16 or float16."""
+    memory = port.cube(place, machine.atom_bytes, write=True)
+    memory[...] = np.ascontiguousarray(values).view(np.uint8)
+
+
+def as_lanes(values: Array, lanes: int) -> Array:
+    """Channels (..., H, W, C) as surfaces (..., surface, H, W, lane), filling up the last surface with 0."""
+    channels = values.shape[-1]
+    surfaces = -(-channels // lanes)
+    if surfaces * lanes != channels:
+        around = [(0, 0)] * (values.ndim - 1) + [(0, surfaces * lanes - channels)]
+        values = np.pad(values, around)
+    return np.moveaxis(values.reshape(*values.shape[:-1], surfaces, lanes), -2, -4)
+
+
+def as_channels(values: Array) -> Array:
+    """Surfaces (..., surface, H, W, lane) as channels (..., H, W, C)."""
+    moved = np.moveaxis(values, -4, -2)
+    return moved.reshape(*moved.shape[:-2], -1)
+
+
+def with_lanes(values: Array, lanes: int, channels: int) -> Array:
+    """A cube rearranged into surfaces of another number of lanes."""
+    if values.shape[-1] == lanes:
+        return values
+    return as_lanes(as_channels(values)[..., :channels], lanes)
+
+
+def widen(values: Array, infinity: float, *, flush: bool) -> Array:
+    """Integers as int64, fp16 as float32 with infinities and NaN handled as the block does."""
+    if np.issubdtype(values.dtype, np.floating):
+        return fp16.received(values, infinity, flush=flush)
+    return values.astype(np.int64)

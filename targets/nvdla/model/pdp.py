@@ -19,9 +19,9 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES, fp17_of_bits
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
-from npuc.targets.nvdla.model import cubes, fp16
+from npuc.targets.nvdla.model import fp16
 from npuc.targets.nvdla.model.arithmetic import WIDTHS, Widths, divided, signed, wrapped
-from npuc.targets.nvdla.model.memory import MemoryPort
+from npuc.targets.nvdla.model.memory import MemoryPort, place_cube, read_cube, write_cube
 from npuc.targets.nvdla.model.register_file import RegisterGroup, trap
 
 BLOCK, RDMA = "PDP", "PDP_RDMA"
@@ -57,8 +57,8 @@ def fetch(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
     kind = group.named("INPUT_DATA").lower()
     height, width, channels = (group[f"CUBE_IN_{each}"] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
     surfaces = -(-channels // machine.atom_elements(kind))
-    place = cubes.place(group, "SRC", (height, width, surfaces), machine)
-    return cubes.read(port, place, machine, kind)
+    place = place_cube(group, "SRC", (height, width, surfaces), machine)
+    return read_cube(port, place, machine, kind)
 
 
 def run(group: RegisterGroup, source: Array, reports: dict[str, int]) -> Array:
@@ -241,4 +241,4 @@ def write(group: RegisterGroup, machine: Machine, port: MemoryPort, values: Arra
     wanted = -(-(group["CUBE_OUT_CHANNEL"] + 1) * BYTES[group.named("INPUT_DATA").lower()] // machine.atom_bytes)
     if wanted != surfaces:
         raise trap(BLOCK, f"CUBE_OUT_CHANNEL = {group['CUBE_OUT_CHANNEL']}", limit=f"{surfaces} surfaces come in")
-    cubes.write(port, cubes.place(group, "DST", (height, width, surfaces), machine), machine, values)
+    write_cube(port, place_cube(group, "DST", (height, width, surfaces), machine), machine, values)

@@ -14,8 +14,7 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.model import cubes
-from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
+from npuc.targets.nvdla.model.memory import MemoryPort, Pattern, as_channels, as_lanes, read_cube, write_cube
 from npuc.targets.nvdla.model.register_file import RegisterGroup, trap
 
 BLOCK = "RBK"
@@ -58,11 +57,11 @@ def _contract(group: RegisterGroup, machine: Machine, port: MemoryPort) -> None:
     sx, sy = group["DECONV_X_STRIDE"] + 1, group["DECONV_Y_STRIDE"] + 1
     surfaces = _surfaces(group, machine, group["DATAOUT_CHANNEL"] + 1)
     place = _cube(group, machine, "DAIN", (height, width, sx * sy * surfaces))
-    atoms = cubes.read(port, place, machine, _precision(group))
+    atoms = read_cube(port, place, machine, _precision(group))
     phases = atoms.reshape(sy, sx, surfaces, height, width, -1).transpose(2, 3, 0, 4, 1, 5)
     merged = phases.reshape(surfaces, height * sy, width * sx, -1)
     out = _cube(group, machine, "DAOUT", (height * sy, width * sx, surfaces))
-    cubes.write(port, out, machine, merged)
+    write_cube(port, out, machine, merged)
 
 
 def _planes(group: RegisterGroup, machine: Machine, port: MemoryPort, side: str, *, write: bool) -> Array:
@@ -78,7 +77,7 @@ def _planes(group: RegisterGroup, machine: Machine, port: MemoryPort, side: str,
 def _split(group: RegisterGroup, machine: Machine, port: MemoryPort) -> None:
     height, width, channels = _size(group)
     place = _cube(group, machine, "DAIN", (height, width, _surfaces(group, machine, channels)))
-    data = cubes.as_channels(cubes.read(port, place, machine, _precision(group)))[..., :channels]
+    data = as_channels(read_cube(port, place, machine, _precision(group)))[..., :channels]
     lines = np.ascontiguousarray(data.transpose(2, 0, 1)).view(np.uint8)
     _planes(group, machine, port, "DAOUT", write=True)[...] = lines
 
@@ -89,4 +88,4 @@ def _merge(group: RegisterGroup, machine: Machine, port: MemoryPort) -> None:
     data = lines.view(DTYPES[_precision(group)]).transpose(1, 2, 0)
     lanes = machine.atom_elements(_precision(group))
     out = _cube(group, machine, "DAOUT", (height, width, _surfaces(group, machine, channels)))
-    cubes.write(port, out, machine, cubes.as_lanes(data, lanes))
+    write_cube(port, out, machine, as_lanes(data, lanes))

@@ -21,11 +21,19 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
-from npuc.targets.nvdla.model import cubes, fp16, lut, sdp_rdma
+from npuc.targets.nvdla.model import fp16, lut
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_left, shift_right, signed
-from npuc.targets.nvdla.model.memory import MemoryPort, Pattern
+from npuc.targets.nvdla.model.memory import (
+    MemoryPort,
+    Pattern,
+    as_lanes,
+    place_cube,
+    read_cube,
+    widen,
+    with_lanes,
+    write_cube,
+)
 from npuc.targets.nvdla.model.register_file import LookUpTables, RegisterGroup, trap
-from npuc.targets.nvdla.model.sdp_rdma import FetchedOperands
 
 BLOCK = "SDP"
 INFINITY = float(np.finfo(np.float32).max)
@@ -83,7 +91,7 @@ def run(task: SdpRun, flying: Array | None) -> Array:
     _expect_sizes(task, flying)
     values = _source(task) if flying is None else _from_cacc(task, flying)
     memory = {
-        unit: sdp_rdma.operands(task.rdma, unit, task.machine, task.port)
+        unit: _fetch_operands(task.rdma, unit, task.machine, task.port)
         for unit in UNITS
         if not group[f"{unit}_BYPASS"]
     }
@@ -111,7 +119,7 @@ def _through(task: SdpRun, values: Array, memory: Mapping[str, FetchedOperands],
 
 def _expect_sizes(task: SdpRun, flying: Array | None) -> None:
     """Raises ArtefactError (E503) if SDP's cube differs from the one that it receives."""
-    own = sdp_rdma.size(task.group)
+    own = _fetched_size(task.group)
     batches = task.group["BATCH_NUMBER"] + 1
     given = 1 if flying is None else len(flying)
     rdma = None if task.rdma is None else task.rdma["BATCH_NUMBER"] + 1
@@ -121,8 +129,8 @@ def _expect_sizes(task: SdpRun, flying: Array | None) -> None:
     if flying is not None and flying.shape[1:] != own:
         limit = "x".join(str(each) for each in flying.shape[1:])
         raise trap(BLOCK, f"a cube (H, W, C) of {'x'.join(str(each) for each in own)}", limit=f"{limit}, as CACC")
-    if task.rdma is not None and sdp_rdma.size(task.rdma) != own:
-        raise trap(BLOCK, f"a cube (H, W, C) of {own}", limit=f"{sdp_rdma.size(task.rdma)}, as SDP_RDMA")
+    if task.rdma is not None and _fetched_size(task.rdma) != own:
+        raise trap(BLOCK, f"a cube (H, W, C) of {own}", limit=f"{_fetched_size(task.rdma)}, as SDP_RDMA")
     if task.rdma is not None and task.rdma["PROC_PRECISION"] != task.group["PROC_PRECISION"]:
         raise trap(BLOCK, "PROC_PRECISION differs", limit=f"{task.rdma.named('PROC_PRECISION')}, as SDP_RDMA")
 
@@ -130,18 +138,18 @@ def _expect_sizes(task: SdpRun, flying: Array | None) -> None:
 def _from_cacc(task: SdpRun, flying: Array) -> Array:
     if task.floating != np.issubdtype(flying.dtype, np.floating):
         raise trap(BLOCK, f"PROC_PRECISION {task.group.named('PROC_PRECISION')}", limit="that of CACC")
-    return cubes.as_lanes(flying, task.machine.atom_elements(task.precision))
+    return as_lanes(flying, task.machine.atom_elements(task.precision))
 
 
 def _source(task: SdpRun) -> Array:
     """The cube from memory, as int64 or float32."""
     assert task.rdma is not None
-    raw = sdp_rdma.source(task.rdma, task.machine, task.port)
+    raw = _fetched(task.rdma, task.machine, task.port)
     if task.floating:
         task.reports["D_STATUS_NAN_INPUT_NUM"] = fp16.nans(raw)
         task.reports["D_STATUS_INF_INPUT_NUM"] = fp16.infinities(raw)
-    values = cubes.wide(raw, INFINITY, flush=bool(task.group["NAN_TO_ZERO"]))
-    return cubes.with_lanes(values, task.machine.atom_elements(task.precision), task.group["CHANNEL"] + 1)
+    values = widen(raw, INFINITY, flush=bool(task.group["NAN_TO_ZERO"]))
+    return with_lanes(values, task.machine.atom_elements(task.precision), task.group["CHANNEL"] + 1)
 
 
 def _x(task: SdpRun, unit: str, values: Array, memory: FetchedOperands) -> Array:
@@ -168,10 +176,10 @@ def _operand(task: SdpRun, unit: str, part: str, memory: FetchedOperands) -> Arr
     """An operand of a unit: 16 bits from a register, or from memory, as int64 or float32."""
     group = task.group
     if _from_memory(group, unit, part):
-        return cubes.wide(memory[part], INFINITY, flush=bool(group["NAN_TO_ZERO"]))
+        return widen(memory[part], INFINITY, flush=bool(group["NAN_TO_ZERO"]))
     value = group[f"{unit}_{part}_OPERAND"] & 0xFFFF
     if task.floating:
-        return cubes.wide(np.array(value, np.uint16).view(np.float16), INFINITY, flush=bool(group["NAN_TO_ZERO"]))
+        return widen(np.array(value, np.uint16).view(np.float16), INFINITY, flush=bool(group["NAN_TO_ZERO"]))
     return np.array(signed(value, 16), np.int64)
 
 
@@ -256,7 +264,7 @@ def _scaled(values: Array, scale: int, shift: int) -> Array:
 
 
 def _out_lanes(task: SdpRun, values: Array, kind: str) -> Array:
-    lanes = cubes.with_lanes(values, task.machine.atom_elements(kind), task.group["CHANNEL"] + 1)
+    lanes = with_lanes(values, task.machine.atom_elements(kind), task.group["CHANNEL"] + 1)
     more = surfaces_of(task.group["CHANNEL"] + 1, kind, task.precision, task.machine) - lanes.shape[1]
     return np.pad(lanes, ((0, 0), (0, more), *((0, 0),) * 3)) if more else lanes
 
@@ -273,12 +281,12 @@ def surfaces_of(channels: int, kind: str, processed: str, machine: Machine) -> i
 def destination(task: SdpRun, batch: int) -> Pattern:
     """The place of an image's output. Raises ArtefactError (E503) if it is outside memory."""
     group, machine = task.group, task.machine
-    height, width, channels = sdp_rdma.size(group)
+    height, width, channels = _fetched_size(group)
     surfaces = surfaces_of(channels, group.named("OUT_PRECISION").lower(), task.precision, machine)
-    place = cubes.place(group, "DST", (height, width, surfaces), machine)
+    place = place_cube(group, "DST", (height, width, surfaces), machine)
     place = place.moved(batch * group.bytes("DST_BATCH_STRIDE") if batch else 0)
     if not group["BATCH_NUMBER"]:  # strides otherwise apply even to one pixel
-        place = sdp_rdma.packed(place, machine.atom_bytes)
+        place = pack_single(place, machine.atom_bytes)
     task.port.view(place.address, place.size)
     return place
 
@@ -290,7 +298,7 @@ def _expect_even(task: SdpRun) -> None:
     assertions.
     """
     pair = 2 * task.machine.atom_bytes
-    strides = () if sdp_rdma.size(task.group)[:2] == (1, 1) else ("DST_LINE_STRIDE", "DST_SURFACE_STRIDE")
+    strides = () if _fetched_size(task.group)[:2] == (1, 1) else ("DST_LINE_STRIDE", "DST_SURFACE_STRIDE")
     for name in ("DST_BASE_ADDR_LOW", *strides):
         if task.group.bytes(name) % pair:
             found = f"{name} {task.group.bytes(name):#x} with several batches"
@@ -302,4 +310,89 @@ def write(task: SdpRun, values: Array) -> None:
     if len(values) > 1:
         _expect_even(task)
     for batch, cube in enumerate(values):
-        cubes.write(task.port, destination(task, batch), task.machine, cube)
+        write_cube(task.port, destination(task, batch), task.machine, cube)
+
+
+RDMA = "SDP_RDMA"
+COMPONENTS = {"MUL": ("MUL",), "ALU": ("ALU",), "BOTH": ("ALU", "MUL")}
+"""The components of an operand's element in memory order, by DATA_USE."""
+
+
+@frozen
+class FetchedOperands:
+    """A unit's operands from memory, ALU and MUL, broadcastable to (batch, surface, H, W, lane)."""
+
+    components: dict[str, Array]
+
+    def __getitem__(self, component: str) -> Array:
+        """The operand. Raises ArtefactError (E503) if it is not fetched."""
+        if component not in self.components:
+            known = ", ".join(self.components) or "nothing: the DMA is disabled"
+            raise trap("SDP", f"waits for {component} operands that {RDMA} does not fetch", limit=known)
+        return self.components[component]
+
+    def rows(self, rows: slice) -> FetchedOperands:
+        """The operands of some rows; those that all rows share are kept."""
+        return FetchedOperands(
+            {name: each if each.shape[2] == 1 else each[:, :, rows] for name, each in self.components.items()}
+        )
+
+
+def _fetched_size(group: RegisterGroup) -> tuple[int, int, int]:
+    """Height, width and channels of the cube."""
+    return group["HEIGHT"] + 1, group["WIDTH"] + 1, group["CHANNEL"] + 1
+
+
+def pack_single(place: Pattern, atom: int) -> Pattern:
+    """The place of a cube of SDP: one of a single pixel is packed, atom after atom, whatever its strides."""
+    single = (place.line_bytes, place.lines) == (atom, 1)
+    return Pattern(place.address, atom, 1, 0, place.surfaces, atom) if single else place
+
+
+def _fetched(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
+    """The input of SDP (batch, surface, H, W, lane) in its own type."""
+    height, width, channels = _fetched_size(group)
+    kind = group.named("IN_PRECISION").lower()
+    surfaces = -(-channels // machine.atom_elements(kind))
+    place = pack_single(place_cube(group, "SRC", (height, width, surfaces), machine), machine.atom_bytes)
+    if group["BATCH_NUMBER"]:
+        raise trap(RDMA, f"{group['BATCH_NUMBER'] + 1} batches of a cube in memory", limit="1")
+    return read_cube(port, place, machine, kind)[None]
+
+
+def _fetch_operands(group: RegisterGroup | None, unit: str, machine: Machine, port: MemoryPort) -> FetchedOperands:
+    """The operands fetched for a unit (BS, BN or EW)."""
+    letter = {"BS": "B", "BN": "N", "EW": "E"}[unit]
+    if group is None or group[f"{letter}RDMA_DISABLE"]:
+        return FetchedOperands({})
+    names = COMPONENTS[group.named(f"{letter}RDMA_DATA_USE")]
+    kind = group.named("PROC_PRECISION").lower()
+    one = group.named(f"{letter}RDMA_DATA_SIZE") == "ONE_BYTE"
+    dtype = np.dtype(np.int8) if one else np.dtype(np.float16 if kind == "fp16" else np.int16)
+    lanes = machine.atom_elements(kind)
+    fetched = [
+        _operand_bytes(group, unit, port, (lanes * len(names) * dtype.itemsize, machine.atom_bytes, lanes), batch)
+        for batch in range(group["BATCH_NUMBER"] + 1)
+    ]
+    values = np.stack(fetched).view(dtype)
+    split = values.reshape(*values.shape[:-1], lanes, len(names))
+    return FetchedOperands({name: split[..., each] for each, name in enumerate(names)})
+
+
+def _operand_bytes(
+    group: RegisterGroup, unit: str, port: MemoryPort, sizes: tuple[int, int, int], batch: int
+) -> Array:
+    """The bytes (surface, H, W, byte of the atom) of an operand; if per channel, H = W = 1, without gaps."""
+    atom, unit_bytes, lanes = sizes
+    letter = {"BS": "B", "BN": "N", "EW": "E"}[unit]
+    height, width, channels = _fetched_size(group)
+    surfaces = -(-channels // lanes)
+    start = group.address(f"{unit}_BASE_ADDR_LOW", f"{unit}_BASE_ADDR_HIGH", f"{letter}RDMA_RAM_TYPE")
+    if batch:
+        start += batch * group.bytes(f"{unit}_BATCH_STRIDE")
+    if group.named(f"{letter}RDMA_DATA_MODE") == "PER_KERNEL" or (height, width) == (1, 1):
+        row = port.cube(Pattern(start, surfaces * atom), atom, unit=unit_bytes)
+        return np.ascontiguousarray(row).reshape(surfaces, 1, 1, atom)
+    line, surface = group.bytes(f"{unit}_LINE_STRIDE"), group.bytes(f"{unit}_SURFACE_STRIDE")
+    place = Pattern(start, width * atom, height, line, surfaces, surface)
+    return np.ascontiguousarray(port.cube(place, atom, unit=unit_bytes))

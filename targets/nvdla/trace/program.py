@@ -29,8 +29,8 @@ from npuc.targets.nvdla.machine.registers import (
     Write,
     register_map,
 )
+from npuc.targets.nvdla.model import BLOCK_OF
 from npuc.targets.nvdla.model.memory import DeviceMemory
-from npuc.targets.nvdla.model.nvdla import BLOCK_OF
 
 MACHINES = {"nv_small": replace(SMALL, elementwise=True, sdp_lut=True), "nv_large": LARGE, "nv_full": FULL}
 """The machines of test programs: NVDLA's reference model runs EW on nv_small too, whose RTL lacks it."""

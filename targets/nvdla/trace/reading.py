@@ -22,7 +22,7 @@ from pathlib import Path
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.targets.nvdla.machine.registers import Command, Poll, Register, RegisterMap, Wait, Write, register_map
-from npuc.targets.nvdla.model.nvdla import STATUS
+from npuc.targets.nvdla.model import STATUS
 from npuc.targets.nvdla.trace.program import MACHINES, CrcCheck, Trace, dump, packets, text_of
 
 
