@@ -254,9 +254,9 @@ class Nvdla(Target):
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
         """Files with samples, the functional model's results for them, and a program that compares."""
         if form == "loadable":
-            from npuc.targets.nvdla.loadable.self_test import files
+            from npuc.targets.nvdla.loadable.export import self_test_files
 
-            return files(program, inputs)
+            return self_test_files(program, inputs)
         from npuc.targets.nvdla.export import self_test
 
         return self_test.files(program, inputs)

@@ -22,7 +22,7 @@ from npuc.targets.nvdla.machine.registers import Write
 from npuc.targets.nvdla.operations.operation import Surface
 from npuc.targets.nvdla.operations.tiling import Geometry, RowTile
 from npuc.targets.nvdla.program.artefact import Contents
-from npuc.targets.nvdla.selection.parts import covers, in_batches
+from npuc.targets.nvdla.selection.context import covers, in_batches
 from tests.given import GIVEN
 from tests.nvdla.networks import compiled, expect_exact, verified
 from tests.onnx_models import network, node, weights

@@ -12,8 +12,7 @@ from npuc import driver, program, running
 from npuc.reference import session
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target, usual_options
-from npuc.targets.nvdla.quantisation.layers import Multiplied
-from npuc.targets.nvdla.quantisation.sums import chosen, two_stages
+from npuc.targets.nvdla.quantisation.sums import Multiplied, chosen, two_stages
 from tests.compiled import compilation, optimised
 from tests.onnx_models import network, node, weights
 

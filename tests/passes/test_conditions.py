@@ -27,7 +27,7 @@ from npuc.passes.recognition.recognise_gemm import recognise_gemm
 from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
 from npuc.passes.recognition.unify_pooling import unify_pooling
 from npuc.pipeline import Pass
-from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
+from npuc.targets.nvdla.network.passes import enlargements_to_interleaves
 from tests.conftest import Reference
 from tests.passes.networks import IMAGES, feeds, network, node
 

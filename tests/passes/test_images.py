@@ -18,7 +18,7 @@ from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
-from npuc.targets.nvdla.network.rows_to_maps import MOST_CHANNELS, rows_to_maps
+from npuc.targets.nvdla.network.passes import MOST_CHANNELS, rows_to_maps
 from tests.passes.networks import IMAGES, assert_same_meaning, becomes, network, node, operators
 
 CUBE = (3, 4, 5)

@@ -22,7 +22,7 @@ from npuc.passes.recognition.recognise_quantisation import recognise_quantisatio
 from npuc.pipeline import Pass
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 from npuc.targets.easynpu.network.passes import resize_to_products
-from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
+from npuc.targets.nvdla.network.passes import enlargements_to_interleaves
 from tests.conftest import Reference
 from tests.passes.networks import IMAGES, assert_close, feeds, network, node, operators
 

@@ -25,8 +25,7 @@ from npuc.passes.expansion.resizes import (
 from npuc.reference import graph_session
 from npuc.targets.easynpu.network.passes import resize_to_products
 from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE
-from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
-from npuc.targets.nvdla.network.passes import space_to_depth_to_convs
+from npuc.targets.nvdla.network.passes import enlargements_to_interleaves, space_to_depth_to_convs
 from tests.conftest import Reference
 from tests.passes.networks import (
     assert_close,

@@ -33,8 +33,8 @@ MOST_BATCHES = 32
 """The most images of a batch that the registers of every configuration allow."""
 MOST_EXTENT = 8192
 """The most columns, rows or channels of a cube: 13-bit registers contain one less."""
-MOST_STRIDE, MOST_KERNEL, MOST_WINDOW_PADDING = 8, 32, 31
-"""The largest stride, kernel and padding of a convolution, in elements."""
+MOST_STRIDE, MOST_KERNEL, MOST_DILATION, MOST_WINDOW_PADDING = 8, 32, 32, 31
+"""The largest stride, kernel, dilation and padding of a convolution, in elements."""
 SRAM_BASE = 0x5000_0000
 """Where the second memory begins, as in NVDLA's own test programs of nv_full."""
 

@@ -1,4 +1,4 @@
-"""The float passes of NVDLA, in order: they replace what no unit computes.
+"""The float passes of NVDLA, in order: they replace what no unit computes. First its own, then the list.
 
 1. Forms. Volumes become images, a batch of images becomes several networks of one image; reductions, padding and
    matrix products become pooling and convolutions over images.
@@ -6,19 +6,11 @@
    without arithmetic becomes interleaving; windows too large for PDP's maximum are split. Then activations are
    fused again into the new convolutions.
 3. Shapes. Remaining elementwise operators on other tensors are moved to images.
-
-HardSwish as a product, for machines without tables that can multiply and clip.
-
-Upper limits that saturation cannot implement, as minima with a constant.
-
-SpaceToDepth as part of the convolution that reads it, or as strided convolutions.
-
-Averages over whole maps whose last step becomes part of a convolution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -28,8 +20,11 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
-from npuc.ops.attributes import BLOCKSIZE, GROUP, KERNEL_SHAPE, MAX, MIN, PADS
+from npuc.ops.attributes import ACTIVATION, AXIS, BLOCK_MODE, BLOCKSIZE, GROUP, KERNEL_SHAPE, MAX, MIN, PADS
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
+from npuc.passes.cleanup.merge_duplicates import merge_duplicates
 from npuc.passes.cleanup.split_pads import SplitPads
 from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
@@ -41,13 +36,15 @@ from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.images import TIDY, ImageLimits, Shape
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
 from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv, is_dense
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
-from npuc.passes.expansion.resizes import interpolation_to_convs
+from npuc.passes.expansion.resizes import interpolation_to_convs, repetitions
 from npuc.passes.expansion.split_average_borders import split_average_borders
+from npuc.passes.expansion.split_average_pool import AverageLimits as Averages
 from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import MaxPoolLimits as Maxima
@@ -57,28 +54,31 @@ from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import WideDilations
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
+from npuc.passes.rewriting.channels import kernels_of, selected, sliced
+from npuc.passes.rewriting.interleaving import woven
+from npuc.passes.rewriting.layout import UNARY
+from npuc.passes.rewriting.patterns import along_axis, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
 from npuc.targets.nvdla.machine.parameters import (
+    MOST_DILATION,
     MOST_EXTENT,
     MOST_KERNEL,
     MOST_STRIDE,
     MOST_WINDOW_PADDING,
     Machine,
 )
-from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves, is_between
-from npuc.targets.nvdla.network.limits import (
-    AVERAGES,
-    IMAGES,
-    LANES,
-    MOST_CHANNELS,
-    MOST_DILATION,
-    MOST_PADDING,
-    MOST_STEP,
-)
-from npuc.targets.nvdla.network.rows_to_maps import rows_to_maps
+
+LANES = 16
+"""Channels of one atom, or of two on nv_small: a slice that starts at a multiple of these needs no copy."""
+MOST_CHANNELS, MOST_PADDING, MOST_STEP = 256, 15, 15
+"""Limits of convolutions that only move data: channels of blocks, padding, and the step of a slice."""
+IMAGES = ImageLimits(LANES, channels=256, extent=256, pixels=64)
+"""Limits of tensors turned into images, and of long vectors."""
+AVERAGES = Averages(positions=64, extent=32, stride=8, last_positions=32 * 32)
+"""Averages that PDP or one convolution can compute; the last step over blocks may be such a convolution."""
 
 
 @frozen
@@ -150,6 +150,133 @@ def _blocks(extents: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
 
 def _pieces(extents: tuple[int, ...], block: tuple[int, ...]) -> int:
     return int(np.prod(extents)) // int(np.prod(block))
+
+
+MOST_PHASES = 256
+"""Larger enlargements stay as they are."""
+ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")
+"""Activations that can be fused into a convolution."""
+MOVES = (*MOVEMENT, *CONVERSIONS, "Resize")
+
+
+def enlargements_to_interleaves(graph: Graph) -> Graph:
+    """DepthToSpace, and Resize that repeats pixels, become Interleave along H and along W.
+
+    The phases of a DepthToSpace are the inputs of a Concat of them; or convolutions with the kernels of one phase,
+    if a dense Conv has no other reader; or slices of the channels, if all begin at a memory word; or 1x1 Convs
+    that select the channels. Every phase of a Resize is the map itself.
+
+    Both stay if nothing computes their input and nothing computes with their result. An activation behind an
+    Interleave of convolutions, or of one map, moves in front of it.
+    """
+    return rewrite(graph, _depth_to_space, _resize, _activation)
+
+
+def _resize(rewriter: Rewriter, node: Node) -> bool:
+    rows, columns = repetitions(rewriter, node)
+    if not 1 < rows * columns <= MOST_PHASES or not is_between(rewriter, node):
+        return False
+    rewriter.replace(node, *woven(rewriter, node, [[node.inputs[0]] * columns] * rows))
+    return True
+
+
+def _depth_to_space(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "DepthToSpace" or not is_between(rewriter, node):
+        return False
+    block = BLOCKSIZE(node)
+    if block == 1:
+        return rewriter.bypass(node)
+    if block**2 > MOST_PHASES:
+        return False
+    names, made = _phases(rewriter, node, block)
+    grid = [names[row * block : (row + 1) * block] for row in range(block)]
+    rewriter.replace(node, *made, *woven(rewriter, node, grid))
+    return True
+
+
+def _activation(rewriter: Rewriter, node: Node) -> bool:
+    moved = rewriter.private(node.inputs[0]) if node.op in ACTIVATIONS else None
+    if (
+        moved is None
+        or moved.op != "Interleave"
+        or not all(_is_alike(rewriter, node, name) for name in node.inputs[1:])
+    ):
+        return False
+    names = list(dict.fromkeys(moved.inputs))
+    if len(names) > 1 and not all(_is_convolved(rewriter, name) for name in names):
+        return False
+    before = {name: rewriter.fresh(f"{node.output}/{number}") for number, name in enumerate(names)}
+    made = [
+        replace(node, inputs=(name, *node.inputs[1:]), outputs=(result,), name=result)
+        for name, result in before.items()
+    ]
+    inputs = tuple(before[name] for name in moved.inputs)
+    rewriter.replace(node, *made, replace(moved, inputs=inputs, outputs=node.outputs))
+    return True
+
+
+def _is_alike(rewriter: Rewriter, node: Node, name: str) -> bool:
+    """Whether an operand is constant and the same for all pixels."""
+    value = rewriter.constants.get(name)
+    return value is not None and along_axis(value, rewriter.shape(node.output), 1) is not None
+
+
+def _is_convolved(rewriter: Rewriter, tensor: str) -> bool:
+    """Whether a tensor has a single reader and is the result of convolutions, interleaved or not."""
+    node = rewriter.private(tensor)
+    if node is not None and node.op == "Interleave":
+        return all(_is_convolved(rewriter, name) for name in node.inputs)
+    return node is not None and node.op == "Conv" and not ACTIVATION(node)
+
+
+def is_between(rewriter: Rewriter, node: Node) -> bool:
+    """Whether a node's float image is computed by something, or something computes with the result."""
+    image = len(rewriter.shape(node.output)) == 4 and rewriter.types[node.output].size > 0
+    if not image or not only_float(rewriter, node.inputs[0]):
+        return False
+
+    def before(each: Node) -> Sequence[Node]:
+        return [found for name in each.inputs if (found := rewriter.producer(name)) is not None]
+
+    def behind(each: Node) -> Sequence[Node]:
+        return [reader for name in each.outputs for reader in rewriter.readers(name)]
+
+    return _computes(node, before) or _computes(node, behind)
+
+
+def _computes(node: Node, neighbours: Callable[[Node], Sequence[Node]]) -> bool:
+    """Whether any node in this direction does more than move elements."""
+    waiting = list(neighbours(node))
+    while waiting:
+        each = waiting.pop()
+        if each.op not in MOVES:
+            return True
+        waiting += neighbours(each)
+    return False
+
+
+def _phases(rewriter: Rewriter, node: Node, block: int) -> tuple[list[str], list[Node]]:
+    """The maps that a DepthToSpace interleaves, row by row, and the nodes that compute them."""
+    x, channels = node.inputs[0], rewriter.shape(node.output)[1]
+    joined = rewriter.producer(x)
+    if joined is not None and _joins_phases(rewriter, node, joined, channels):
+        return list(joined.inputs), []
+    columns = product(range(block), repeat=2)
+    names = [rewriter.fresh(f"{node.output}/phase_{row}_{column}") for row, column in columns]
+    places = np.arange(channels * block**2)
+    places = places.reshape(channels, -1).T if BLOCK_MODE(node) == "CRD" else places.reshape(-1, channels)
+    conv = rewriter.private(x)
+    if conv is not None and is_dense(rewriter, conv):
+        return names, [kernels_of(rewriter, conv, each, y) for y, each in zip(names, places, strict=True)]
+    words = BLOCK_MODE(node) == "DCR" and channels % LANES == 0
+    taken = sliced if words else partial(selected, rewriter)
+    return names, [taken(x, each, y, y, node.sources) for y, each in zip(names, places, strict=True)]
+
+
+def _joins_phases(rewriter: Rewriter, node: Node, joined: Node, channels: int) -> bool:
+    """Whether a node is the Concat of the phases of a DepthToSpace."""
+    concat = joined.op == "Concat" and AXIS(joined) == 1 and BLOCK_MODE(node) == "DCR"
+    return concat and all(rewriter.shape(name)[1] == channels for name in joined.inputs)
 
 
 def space_to_depth_to_convs(graph: Graph) -> Graph:
@@ -238,6 +365,48 @@ def _as_product(rewriter: Rewriter, node: Node) -> bool:
     product = Node("Mul", (node.inputs[0], gate.output), node.outputs, {}, node.name, node.sources)
     rewriter.replace(node, gate, product)
     return True
+
+
+ELEMENTWISE = UNARY - {"Cast", "Identity", "FakeQuantize"} | {"Add", "Sub", "Mul", "Max", "Min", "PRelu"}
+
+
+def rows_to_maps(graph: Graph) -> Graph:
+    """An elementwise operator on rows (1, C) becomes one on maps (1, C, 1, 1), between Reshapes.
+
+    For machines that only compute on maps. Constants must be a single number, or have one per element if the row
+    has no more elements than a map has channels. Operators on a row and a computed number stay.
+    """
+    return merge_duplicates(rewrite(graph, _on_maps, *TIDY))
+
+
+def _on_maps(rewriter: Rewriter, node: Node) -> bool:
+    row = rewriter.shape(node.output)
+    if node.op not in ELEMENTWISE or len(row) != 2 or row[0] != 1 or not row[1]:
+        return False
+    computed = {name for name in node.inputs if name not in rewriter.constants}
+    whole = all(rewriter.shape(name) == row for name in computed)
+    if not computed or not whole or not only_float(rewriter, *computed, node.output):
+        return False
+    numbers = all(rewriter.types[name].size == 1 for name in node.inputs if name not in computed)
+    if row[1] > MOST_EXTENT and not numbers:
+        return False
+    shape = (1, row[1], 1, 1) if row[1] <= MOST_EXTENT else IMAGES.image_shape(row[1])
+    before: list[Node] = []
+    names = {name: _as_map(rewriter, node, name, shape, before) for name in dict.fromkeys(node.inputs)}
+    result = rewriter.fresh(f"{node.output}/map")
+    inner = replace(node, inputs=tuple(names[name] for name in node.inputs), outputs=(result,))
+    after = Node("Reshape", (result,), node.outputs, {"shape": row}, f"{node.name}/row", node.sources)
+    rewriter.replace(node, *before, inner, after)
+    return True
+
+
+def _as_map(rewriter: Rewriter, node: Node, name: str, shape: Shape, before: list[Node]) -> str:
+    """An operand in the map's shape; appends the Reshape of a computed one to `before`."""
+    if name not in rewriter.constants:
+        before.append(rewriter.part(node, "Reshape", (name,), f"{name}/map", shape=shape))
+        return before[-1].output
+    value = rewriter.constants[name]
+    return rewriter.constant(value.reshape(shape if value.size > 1 else (1, 1, 1, 1)), f"{name}/map")
 
 
 WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)

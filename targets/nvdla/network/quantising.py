@@ -32,11 +32,10 @@ from npuc.targets.nvdla.formats.weights import KERNEL, WEIGHTS
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.program import lowering
-from npuc.targets.nvdla.program.frames import is_centre
+from npuc.targets.nvdla.program.frames import centred, is_centre, known_steps
 from npuc.targets.nvdla.quantisation import in_fp16, quantise, wide_tensors, widened
-from npuc.targets.nvdla.quantisation.centring import centred, known_steps
-from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.rounding import Moments, moments
+from npuc.targets.nvdla.quantisation.sums import Multiplied
 
 FP16_LEAST = 2.0**-14
 """The smallest fp16 number with 11 significant bits."""

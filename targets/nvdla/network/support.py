@@ -35,13 +35,13 @@ from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.targets.nvdla.arithmetic.normalisation import SIZES
 from npuc.targets.nvdla.machine.parameters import (
+    MOST_DILATION,
     MOST_EXTENT,
     MOST_KERNEL,
     MOST_STRIDE,
     MOST_WINDOW_PADDING,
     Machine,
 )
-from npuc.targets.nvdla.network.limits import MOST_DILATION
 from npuc.targets.nvdla.quantisation import MOST_POOL
 from npuc.targets.nvdla.quantisation.tables import INTERPOLATED
 

@@ -14,7 +14,15 @@ from npuc.targets.nvdla.operations import timing
 from npuc.targets.nvdla.operations.operation import Contraction, Elementwise, Operation
 from npuc.targets.nvdla.operations.surfaces import converts
 from npuc.targets.nvdla.selection.choice import Alternative, Choices, FormChoice, choose
-from npuc.targets.nvdla.selection.context import Constants, Context, Placed, PlannedLayer
+from npuc.targets.nvdla.selection.context import (
+    Constants,
+    Context,
+    ConvolutionPart,
+    Placed,
+    PlannedLayer,
+    computed_lanes,
+    needs_batches,
+)
 from npuc.targets.nvdla.selection.convolution import (
     largest_tile,
     likeness,
@@ -24,7 +32,6 @@ from npuc.targets.nvdla.selection.convolution import (
     transfers,
 )
 from npuc.targets.nvdla.selection.interleaving import select_interleaving
-from npuc.targets.nvdla.selection.parts import ConvolutionPart, computed_lanes, needs_batches
 from npuc.targets.nvdla.selection.pooling import flies, pooled_rows, pooling_behind, select_pooling
 from npuc.targets.nvdla.selection.sdp import as_column, misplaced, select_normalisation, select_sdp
 

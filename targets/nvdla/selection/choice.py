@@ -23,9 +23,8 @@ from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, Machine
 from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.surfaces import map_shape, tensor_precision
 from npuc.targets.nvdla.operations.tiling import Geometry
-from npuc.targets.nvdla.selection.context import Constants, Context, PlannedLayer
+from npuc.targets.nvdla.selection.context import Constants, Context, PlannedLayer, geometry, needs_batches
 from npuc.targets.nvdla.selection.convolution import compressible, fits, select_convolutions
-from npuc.targets.nvdla.selection.parts import geometry, needs_batches
 
 PIXELS: Mapping[str, tuple[str, ...]] = {
     "int8": ("T_R8", "T_Y8___V8U8_N444", "T_A8B8G8R8"),

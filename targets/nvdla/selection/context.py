@@ -2,23 +2,205 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from npuc.frozen import frozen
-from npuc.ir import Graph, Node
+from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import GROUP, PADDING, STRIDES
+from npuc.ops.windows import window_of
+from npuc.targets.nvdla.arithmetic.integer import SHARING, WINOGRAD, kernel_extents, operands
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.weights import DIRECT, WeightForm
-from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.operations.operation import Kernels, Sdp, Surface
-from npuc.targets.nvdla.operations.surfaces import BufferView
-from npuc.targets.nvdla.operations.tiling import Geometry
+from npuc.targets.nvdla.machine.parameters import MOST_STRIDE, Machine
+from npuc.targets.nvdla.operations.operation import Kernels, KernelWindow, Sdp, Surface
+from npuc.targets.nvdla.operations.surfaces import (
+    BufferView,
+    Lanes,
+    contiguous,
+    map_shape,
+    spaced,
+    tensor_precision,
+)
+from npuc.targets.nvdla.operations.tiling import Geometry, RowTile, expect_kernels, kernels_together
 
-if TYPE_CHECKING:
-    from npuc.targets.nvdla.selection.parts import ConvolutionPart
+
+def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
+    """The geometry of a convolution whose input fills `lanes` lanes.
+
+    A kernel one line high reads only every stride-th line, so its geometry leaves out the others (`line_step`).
+    """
+    _, height, width = map_shape(graph.shape(node.inputs[0]))
+    weights = graph.shape(node.inputs[1])
+    kernel_height, kernel_width = kernel_extents(node, weights)
+    window = window_of(node, (kernel_height, kernel_width))
+    out_height, out_width = graph.shape(node.output)[2:]
+    stride, step = window.strides[0], 1
+    skips = kernel_height == 1 and not WINOGRAD(node)  # transformed weights include the stride already
+    if skips and not window.begins[0] and (out_height - 1) * stride < height:
+        height, stride, step = out_height, 1, stride
+    return Geometry(
+        width, height, lanes, out_height, out_width, weights[0], kernel_height, kernel_width,
+        stride, window.dilations[0], window.begins[0], tensor_precision(graph, node.inputs[0]),
+        window.strides[1], window.begins[1], window.reach[1], line_step=step,
+    )  # fmt: skip
+
+
+def computed_lanes(graph: Graph, machine: Machine, node: Node, known: Mapping[str, Lanes]) -> Lanes:
+    """The lanes of a computed node's result.
+
+    Element-wise operations keep those of their input. A convolution fills atoms, unless its kernels are so large
+    that fewer share one, or it adds a map whose lanes have gaps.
+    """
+    x = known[node.inputs[0]]
+    if node.op != "NvConv":
+        return x
+    kernels, atom = graph.shape(node.output)[1], machine.atom_elements(tensor_precision(graph, node.output))
+    together = sharing(graph, machine, node, x)
+    if together < atom:
+        return spaced(kernels, together, atom)
+    for name in operands(node)[:4]:
+        if name in known and graph.shape(name) == graph.shape(node.output):
+            return known[name]
+    return contiguous(kernels)
+
+
+def sharing(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
+    """The number of a convolution's kernels that share an atom of its result: the atom's lanes, or fewer that fit.
+
+    Raises DoesNotFit (E302) if not even one fits.
+    """
+    shape = geometry(graph, node, x[-1] + 1)
+    atom = machine.atom_elements(shape.precision)
+    group = min(machine.kernel_group(shape.precision), atom)
+    most = SHARING(node) or atom
+    if kernels_together(machine, shape) >= group:
+        return most
+    if GROUP(node) == 1:
+        together = expect_kernels(machine, shape, node.name, node.op)
+        return min(most, together)
+    kernels = graph.shape(node.output)[1]
+    while True:
+        parts = parts_of(graph, node, (x, spaced(kernels, most, atom)), (atom, most), atom)
+        shapes = {replace(shape, channels=part.lanes, kernels=part.count) for part in parts}
+        if all(kernels_together(machine, each) >= min(group, each.kernels) for each in shapes):
+            return most
+        if most == 1:
+            return expect_kernels(machine, max(shapes, key=lambda each: each.channels), node.name, node.op)
+        most //= 2
+
+
+@frozen
+class ConvolutionPart:
+    """A pass of a convolution: some lanes of the result, and the input lanes that they depend on."""
+
+    first: int
+    count: int
+    lane: int
+    """The first lane of the input, at the start of an atom."""
+    lanes: int
+
+    def source(self, x: Placed, tile: RowTile, step: int = 1) -> Surface:
+        """The input that the pass reads, every step-th line."""
+        surface = self.lane // x.view.buffer.atom_elements
+        read = x.surface(lanes=self.lanes, first_surface=surface, row=tile.line * step, rows=tile.lines)
+        return replace(read, line_stride=read.line_stride * step)
+
+    def result(self, y: Placed, tile: RowTile) -> Surface:
+        """The part of the result that the pass writes."""
+        surface = self.first // y.view.buffer.atom_elements
+        return y.surface(lanes=self.count, first_surface=surface, row=tile.row, rows=tile.rows)
+
+
+def parts_of(
+    graph: Graph, node: Node, lanes: tuple[Lanes, Lanes], width: tuple[int, int], atom: int
+) -> list[ConvolutionPart]:
+    """Passes over the lanes of the result, each with the input atoms that its groups need.
+
+    lanes: of input and result. width: lanes from one pass to the next, and how many of them a pass computes.
+    """
+    x, y = lanes
+    groups, channels = GROUP(node), len(x)
+    kernels, extent = graph.shape(node.output)[1] // groups, y[-1] + 1
+    group_of = {lane: number // kernels for number, lane in enumerate(y)}
+    found: list[ConvolutionPart] = []
+    for first in range(0, extent, width[0]):
+        count = min(width[1], extent - first)
+        used = [group_of[lane] for lane in range(first, first + count) if lane in group_of]
+        per_group = channels // groups
+        low = x[min(used) * per_group] // atom * atom if used else 0
+        high = x[(max(used) + 1) * per_group - 1] + 1 if used else 1
+        found.append(ConvolutionPart(first, count, low, high - low))
+    return found
+
+
+def dense_weights(graph: Graph, node: Node, part: ConvolutionPart, views: tuple[BufferView, BufferView]) -> Array:
+    """The dense weights (lanes of the result, lanes of the input, R, S) of a pass.
+
+    Zero outside groups and in lanes without a channel. views: of the input and of the result.
+    """
+    w = graph.constants[node.inputs[1]]
+    per_group, kernels = w.shape[1], len(w) // GROUP(node)
+    lanes_in, lanes_out = (view.lane_numbers for view in views)
+    dense = np.zeros((part.count, part.lanes, *w.shape[2:]), w.dtype)
+    inside = views[1].channels_in(part.first, part.count)
+    for group in np.unique(inside // kernels):
+        rows = inside[inside // kernels == group]
+        columns = lanes_in[group * per_group : (group + 1) * per_group] - part.lane
+        dense[np.ix_(lanes_out[rows] - part.first, columns)] = w[rows]
+    return dense
+
+
+def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> KernelWindow:
+    """The window of a kernel on a tile: padding only at the borders of the map."""
+    window = window_of(node, kernel_extents(node, graph.shape(node.inputs[1])))
+    start = tile.row * shape.stride_y - shape.top
+    end = start + shape.reached(tile.rows)
+    pads = max(-start, 0), shape.left, max(end - tile.line - tile.lines, 0), shape.right
+    return hardware_window((shape.stride_y, shape.stride_x), window.dilations, pads, PADDING(node))
+
+
+def hardware_window(
+    strides: tuple[int, ...], dilations: tuple[int, ...], pads: tuple[int, int, int, int], value: int
+) -> KernelWindow:
+    """A window as registers describe it; pads: top, left, bottom, right; value: the integer used for padding."""
+    return KernelWindow(strides[0], strides[1], dilations[0], dilations[1], *pads, value)
+
+
+def in_batches(machine: Machine, shape: Geometry, tile: RowTile, result: Surface) -> Iterator[tuple[RowTile, int]]:
+    """The tiles that operations compute of a tile, each with its number of batches (1: the cubes are one map).
+
+    result: where the tile's result is placed; multi-batch operations must write from an even atom on.
+    """
+    even = 2 * machine.atom_bytes
+    if not covers(shape) or machine.max_batches == 1:
+        yield tile, 1
+    elif shape.stride_y <= MOST_STRIDE:
+        fits = tile.rows <= machine.max_batches and result.address % even == 0
+        yield tile, tile.rows if fits else 1
+    else:
+        row, end, address = tile.row, tile.row + tile.rows, result.address
+        while row < end:
+            rows = 1 if address % even else min(end - row, machine.max_batches)
+            yield RowTile(row, rows, *shape.lines(row, rows)), rows
+            row, address = row + rows, address + rows * result.line_stride
+
+
+def needs_batches(node: Node) -> bool:
+    """Whether only multi-batch mode can compute a convolution: its stride exceeds the hardware's largest."""
+    return max(STRIDES(node) or (1,)) > MOST_STRIDE
+
+
+def covers(shape: Geometry) -> bool:
+    """Whether every window covers the columns and lines of one cube, none left out, and gives one pixel."""
+    below = shape.reach == shape.stride_y and shape.height == shape.out_height * shape.stride_y
+    return (
+        shape.form.kind == "direct" and shape.line_step == 1 and not shape.top and below and shape.out_width == 1
+    )
 
 
 KernelKey = tuple[str, int, int, WeightForm]
@@ -36,7 +218,7 @@ class Constants:
     """The address of each blob by its digest."""
     kernels: dict[KernelKey, Kernels] = field(default_factory=dict[KernelKey, Kernels])
     """Weights that are stored already."""
-    sdps: dict[tuple[str, int, int], Sdp] = field(default_factory=dict["tuple[str, int, int]", "Sdp"])
+    sdps: dict[tuple[str, int, int], Sdp] = field(default_factory=dict[tuple[str, int, int], Sdp])
     """SDP settings that are the same for every tile, by result, first lane and number of lanes."""
     counted: bool = False
     """Only count sizes, for costing: the image stays empty and every address is 0."""
@@ -89,10 +271,10 @@ class Context:
     constants: Constants
     data_banks: int = 0
     """CBUF banks preferred for data; 0 for half of them."""
-    passes: dict[str, list[ConvolutionPart]] = field(default_factory=dict["str", "list[ConvolutionPart]"])
+    passes: dict[str, list[ConvolutionPart]] = field(default_factory=dict[str, list[ConvolutionPart]])
     """Passes of the convolutions seen so far, by result."""
     shapes: dict[tuple[str, ConvolutionPart, WeightForm], Geometry] = field(
-        default_factory=dict["tuple[str, ConvolutionPart, WeightForm]", "Geometry"]
+        default_factory=dict[tuple[str, ConvolutionPart, WeightForm], Geometry]
     )
     """The geometry of each pass, by result, pass and weight form."""
     copied: Mapping[KernelKey, int] = field(default_factory=dict[KernelKey, int])

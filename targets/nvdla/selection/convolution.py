@@ -36,9 +36,12 @@ from npuc.targets.nvdla.operations.tiling import (
     row_tiles,
     weight_banks,
 )
-from npuc.targets.nvdla.selection.context import Constants, Context, Placed, PlannedLayer
-from npuc.targets.nvdla.selection.parts import (
+from npuc.targets.nvdla.selection.context import (
+    Constants,
+    Context,
     ConvolutionPart,
+    Placed,
+    PlannedLayer,
     dense_weights,
     geometry,
     in_batches,

@@ -30,7 +30,7 @@ from npuc.targets.nvdla.operations.surfaces import (
     tensor_precision,
     with_copies,
 )
-from npuc.targets.nvdla.selection.parts import computed_lanes, sharing
+from npuc.targets.nvdla.selection.context import computed_lanes, sharing
 
 V = TypeVar("V")
 COPY = re.compile(r".+/copy\d+")

@@ -18,8 +18,7 @@ from npuc.targets.nvdla.arithmetic.integer import RECIPROCALS
 from npuc.targets.nvdla.model.arithmetic import ONE
 from npuc.targets.nvdla.operations.operation import Pooling, Surface
 from npuc.targets.nvdla.operations.tiling import RowTile, equal_edges
-from npuc.targets.nvdla.selection.context import Context
-from npuc.targets.nvdla.selection.parts import ConvolutionPart, hardware_window
+from npuc.targets.nvdla.selection.context import Context, ConvolutionPart, hardware_window
 
 ROWS, COLUMNS = 0, 1
 """Axes of a window."""

@@ -22,8 +22,7 @@ from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
 from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.operation import Convolution, Operation
 from npuc.targets.nvdla.selection import Constants, Context, PlannedLayer, passes, select
-from npuc.targets.nvdla.selection.context import KernelKey, Piece
-from npuc.targets.nvdla.selection.parts import ConvolutionPart
+from npuc.targets.nvdla.selection.context import ConvolutionPart, KernelKey, Piece
 from npuc.targets.nvdla.selection.phases import UNIT
 from npuc.text.names import Names
 
