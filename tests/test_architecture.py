@@ -30,7 +30,7 @@ ROOMS = {
     "npuc.quantize": "arithmetic calibration scales network improvement qdq table",
     "npuc.targets.easynpu": "flags machine layers plan program simulate network export rtl view target",
     "npuc.targets.nvdla": (
-        "files machine formats model arithmetic operations firmware emission selection program trace"
+        "machine formats model arithmetic operations firmware emission selection program trace"
         " quantisation loadable export network target"
     ),
     "npuc.targets.bm1684": "machine quantisation lowering plan program simulate network export target",

@@ -14,11 +14,10 @@ from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.samples.loading import Samples
 from npuc.target import ALTERNATING, FLOATING, RECURRENT, Options, Stored, Target
-from npuc.targets.nvdla.files import is_loadable
 from npuc.targets.nvdla.formats.weights import WEIGHTS, asked_forms, expect_asked
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.machine.registers import PLAYERS, Poll, Wait, Write, register_map
+from npuc.targets.nvdla.machine.registers import PLAYERS, Poll, Wait, Write, is_loadable, register_map
 from npuc.targets.nvdla.program.artefact import Contents, memory_files, read_commands
 from npuc.targets.nvdla.program.view import brief, outline, timeline
 from npuc.view import Heading, MemoryAnnotation, Timeline
@@ -257,9 +256,9 @@ class Nvdla(Target):
             from npuc.targets.nvdla.loadable.export import self_test_files
 
             return self_test_files(program, inputs)
-        from npuc.targets.nvdla.export import self_test
+        from npuc.targets.nvdla.export.test_programs import self_test_files
 
-        return self_test.files(program, inputs)
+        return self_test_files(program, inputs)
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a machine."""

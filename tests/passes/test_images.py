@@ -18,7 +18,8 @@ from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
-from npuc.targets.nvdla.network.passes import MOST_CHANNELS, rows_to_maps
+from npuc.targets.nvdla.machine.parameters import MOST_EXTENT
+from npuc.targets.nvdla.network.passes import rows_to_maps
 from tests.passes.networks import IMAGES, assert_same_meaning, becomes, network, node, operators
 
 CUBE = (3, 4, 5)
@@ -204,9 +205,9 @@ def test_two_rows_become_two_maps(op: str) -> None:
 
 
 def test_a_row_of_more_elements_than_a_map_has_channels_is_folded() -> None:
-    before = network((1, MOST_CHANNELS + 8), "y", node("Relu", "x", "y"))
+    before = network((1, MOST_EXTENT + 8), "y", node("Relu", "x", "y"))
     after = rows_to_maps(before)
-    assert max(after.shape(after.nodes[1].output)) <= MOST_CHANNELS
+    assert max(after.shape(after.nodes[1].output)) <= MOST_EXTENT
     assert_same_meaning(before, after)
 
 

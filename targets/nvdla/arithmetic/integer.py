@@ -5,8 +5,6 @@ A layer is one pass through SDP: accumulators of a convolution, or the elements 
 saturates. Layers in fp16 have the same form without shifts and converter; their tensors are float32 here, as on
 the host, and only the functional model has the hardware's rounding.
 
-Source: NVDLA's own simulators, which reproduce the golden results of its test programs.
-
 | operator | inputs |
 |--|--|
 | NvConv | x, weights (Co, Ci/group, Hk, Wk), operands, table |
@@ -17,6 +15,15 @@ Source: NVDLA's own simulators, which reproduce the golden results of its test p
 Operands: X1's adder, X1's multiplier, X2's adder and X2's multiplier, each a 16-bit constant (1, 1, 1), (C, 1, 1)
 or (C, H, W), or a tensor (1, C, 1, 1) or (1, C, H, W); the empty string if absent. A table of int8 has a result
 for every input; otherwise it contains the entries of LE and LO, which are placed by attributes.
+
+Winograd can transform the weights of a convolution before they are rounded. G g G^T has fractions and a larger
+range than g; C^T d C has up to four times the range of d. As integers both must be rounded: the weights G g G^T
+with a scale of their own, the data by PRA_TRUNCATE. The result differs from that of rounded weights, so NvConv has
+attributes for it: `winograd` = 1, `pra_truncate`, and `kernel_shape` for the window. Its weights are
+(K, C, 4 * stride_y, 4 * stride_x): phase by phase, 4x4 positions.
+
+Source: NVDLA's own simulators, which reproduce the golden results of its test programs; Winograd in integers as on
+the nv_full RTL.
 """
 
 from __future__ import annotations
@@ -60,8 +67,6 @@ RECIPROCALS = Attribute[tuple[int, ...]](
     "reciprocals", "integers", "what sums are multiplied by, along columns and rows", per="2", internal=True
 )
 ZERO = Attribute[int]("zero", "integer", "the integer that stands for 0", 0, internal=True)
-
-
 ALU = ("none", "sum", "max", "min")
 INT32 = (-(1 << 31), (1 << 31) - 1)
 
@@ -97,8 +102,6 @@ class SdpStage:
 
 
 IDLE = SdpStage()
-
-
 X1, X2 = SdpStage.attribute("x1", "the first stage"), SdpStage.attribute("x2", "the second stage")
 
 

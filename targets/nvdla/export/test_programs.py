@@ -1,9 +1,9 @@
-"""A program as test programs of NVDLA's verification environment, one per segment, with CRC-32 of the results.
+"""A program with what its segments load and store: as test programs of NVDLA's environment, as a self test in C.
 
-The input is one image-like sample from a fixed seed: noise around zero would hide different rounding rules. Memory
-contents before a segment and its results are those of the functional model. Each segment runs from reset: what
-earlier ones set once is set again, and every block begins with group 0. Before it is returned, each test program
-is run once more as written.
+A test program is one segment, with CRC-32 of its results. The input is one image-like sample from a fixed seed:
+noise around zero would hide different rounding rules. Memory contents before a segment and its results are those
+of the functional model. Each segment runs from reset: what earlier ones set once is set again, and every block
+begins with group 0. Before it is returned, each test program is run once more as written.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from npuc.errors import ArtefactError
+from npuc.export.c_text import sources
 from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.samples.loading import varied
+from npuc.self_test.vectors import vectors
 from npuc.target import Observer
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.emission import BRIDGE
+from npuc.targets.nvdla.export.c_export import SOURCES
+from npuc.targets.nvdla.formats.precision import received
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import (
     SEQUENTIAL,
@@ -191,3 +196,49 @@ def _map(moves: tuple[TensorMove, ...], machine: Machine) -> list[Mapping[str, s
         }
         for move in moves
     ]
+
+
+FOLDER = Path(__file__).parent / "c_self_test"
+MAKE = """
+# The same with the samples and the comparison of npuc_self_test.h
+OBJECTS += npuc_self_test.o npuc_vectors.o
+HEADERS += npuc_self_test.h
+"""
+
+
+class _MoveRecorder(Runner):
+    """A runner that records what segments load and store, in the form npuc_put takes."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.pairs: list[tuple[list[Array], list[Array]]] = []
+
+    def _segment(
+        self, segment: Segment, nvdla: ChipModel, tensors: dict[str, Array], observe: Observer | None
+    ) -> None:
+        loads = _values(segment.loads, tensors)
+        super()._segment(segment, nvdla, tensors, observe)
+        self.pairs.append((loads, _values(segment.stores, tensors)))
+
+
+def _values(moves: Sequence[TensorMove], tensors: Mapping[str, Array]) -> list[Array]:
+    return [received(tensors[move.tensor].reshape(move.map_shape), move.place.precision) for move in moves]
+
+
+def self_test_files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+    """npuc_vectors.c, the comparison, and a Makefile that builds both.
+
+    inputs: (samples, *shape) by name. Expected values come from the functional model, which reads only the
+    artefact. Raises ArtefactError (E506) for fp16 programs that the model does not compute bit-exactly.
+    """
+    recorder = _MoveRecorder(program)
+    recorder.expect_exact("export a part of the network, or in int8")
+    recorder(inputs)
+    segments = len(recorder.contents.segments)
+    count = len(recorder.pairs) // segments if segments else 0
+    makefile = (SOURCES / "Makefile").read_text().replace("\nlibnpuc.a:", MAKE + "\nlibnpuc.a:", 1)
+    return {
+        **sources(FOLDER),
+        "npuc_vectors.c": vectors(program.model.name, recorder.pairs, ("npuc_sample_count", count)),
+        "Makefile": makefile.encode(),
+    }

@@ -1,4 +1,4 @@
-"""SDP and its RDMA."""
+"""SDP, PDP and CDP with their RDMAs, RUBIK in contract mode, and the look-up tables of SDP and CDP."""
 
 from __future__ import annotations
 
@@ -16,37 +16,6 @@ from npuc.targets.nvdla.firmware.descriptors import (
 )
 from npuc.targets.nvdla.firmware.lines import WORD, Derived, Firmware, Writes, known, lines, ram
 
-FP16 = 2
-"""The number of the precision fp16 in descriptors."""
-
-
-def look_up_tables(firmware: Firmware, block: str, lut: Lut, *, floating: bool) -> Writes:
-    """The writes of both tables and their registers."""
-    for table, entries in (("LE", lut.le), ("LO", lut.lo)):
-        yield firmware.fields(f"{block}.S_LUT_ACCESS_CFG", LUT_TABLE_ID=table, LUT_ACCESS_TYPE="WRITE")
-        for entry in entries:
-            yield f"{block}.S_LUT_ACCESS_DATA", entry & WORD
-    yield firmware.fields(
-        f"{block}.S_LUT_CFG",
-        LUT_LE_FUNCTION=lut.method, LUT_HYBRID_PRIORITY=lut.hybrid_priority,
-        LUT_UFLOW_PRIORITY=lut.underflow_priority, LUT_OFLOW_PRIORITY=lut.overflow_priority,
-    )  # fmt: skip
-    le = "LUT_LE_INDEX_SELECT" if lut.method else "LUT_LE_INDEX_OFFSET"
-    steps = {le: lut.le_offset & 0xFF, "LUT_LO_INDEX_SELECT": lut.lo_offset & 0xFF}
-    yield firmware.fields(f"{block}.S_LUT_INFO", **steps)
-    limits = {"LE_START": lut.le_start, "LE_END": lut.le_end, "LO_START": lut.lo_start, "LO_END": lut.lo_end}
-    for name, value in limits.items():
-        if block == "SDP":
-            yield f"SDP.S_LUT_{name}", value & WORD
-        else:
-            yield f"CDP.S_LUT_{name}_LOW", value & WORD
-            yield f"CDP.S_LUT_{name}_HIGH", value >> 32
-    for name, below, beyond in (("LE", lut.le_below, lut.le_beyond), ("LO", lut.lo_below, lut.lo_beyond)):
-        yield f"{block}.S_LUT_{name}_SLOPE_SCALE", below[0] & 0xFFFF | (beyond[0] & 0xFFFF) << 16
-        if not floating:
-            yield f"{block}.S_LUT_{name}_SLOPE_SHIFT", below[1] & 0x1F | (beyond[1] & 0x1F) << 5
-
-
 PER_LAYER, PER_CHANNEL, PER_ELEMENT = range(3)
 NOTHING, MUL, ALU, BOTH = range(4)
 RELU, TABLE, PRELU = 1, 2, 3
@@ -57,7 +26,6 @@ PROCESSING = ((0, 0, 0), (0, 1, 2), (0, 1, 2))
 """The processing precision, by the precision of result and source."""
 UNITS = (("BS", "B", "x1"), ("BN", "N", "x2"), ("EW", "E", "y"))
 """Names of a unit: in SDP's registers, in those of SDP_RDMA, in descriptors."""
-
 FETCH_CUBE = lines("""
 SDP_RDMA.D_DATA_CUBE_WIDTH *=surfaces.source.width-1
 SDP_RDMA.D_DATA_CUBE_HEIGHT *=surfaces.source.height-1
@@ -213,7 +181,6 @@ RECIPROCALS = (
     (0x7C00, 0x7800, 0x7555, 0x7400, 0x7266, 0x7155, 0x7092, 0x7000),
 )
 """Reciprocals of kernels of 1 to 8 elements: with 16 fractional bits, and as fp17."""
-
 WIDTHS_IN = "PARTIAL_WIDTH_IN_FIRST=:in_0 PARTIAL_WIDTH_IN_MID=:in_1 PARTIAL_WIDTH_IN_LAST=:in_2"
 WIDTHS_OUT = "PARTIAL_WIDTH_OUT_FIRST=:out_0 PARTIAL_WIDTH_OUT_MID=:out_1 PARTIAL_WIDTH_OUT_LAST=:out_2"
 ACROSS = "KERNEL_WIDTH=op.kernel_width KERNEL_STRIDE_WIDTH=op.window.stride_x-1"
@@ -356,3 +323,34 @@ def rubik(firmware: Firmware, op: Rubik, surfaces: PlanarSurfaces) -> Writes:
         "between_rows": op.stride_y * surfaces.result.line_stride,
     }
     yield from firmware.writes(CONTRACTION, op, surfaces, derived)
+
+
+FP16 = 2
+"""The number of the precision fp16 in descriptors."""
+
+
+def look_up_tables(firmware: Firmware, block: str, lut: Lut, *, floating: bool) -> Writes:
+    """The writes of both tables and their registers."""
+    for table, entries in (("LE", lut.le), ("LO", lut.lo)):
+        yield firmware.fields(f"{block}.S_LUT_ACCESS_CFG", LUT_TABLE_ID=table, LUT_ACCESS_TYPE="WRITE")
+        for entry in entries:
+            yield f"{block}.S_LUT_ACCESS_DATA", entry & WORD
+    yield firmware.fields(
+        f"{block}.S_LUT_CFG",
+        LUT_LE_FUNCTION=lut.method, LUT_HYBRID_PRIORITY=lut.hybrid_priority,
+        LUT_UFLOW_PRIORITY=lut.underflow_priority, LUT_OFLOW_PRIORITY=lut.overflow_priority,
+    )  # fmt: skip
+    le = "LUT_LE_INDEX_SELECT" if lut.method else "LUT_LE_INDEX_OFFSET"
+    steps = {le: lut.le_offset & 0xFF, "LUT_LO_INDEX_SELECT": lut.lo_offset & 0xFF}
+    yield firmware.fields(f"{block}.S_LUT_INFO", **steps)
+    limits = {"LE_START": lut.le_start, "LE_END": lut.le_end, "LO_START": lut.lo_start, "LO_END": lut.lo_end}
+    for name, value in limits.items():
+        if block == "SDP":
+            yield f"SDP.S_LUT_{name}", value & WORD
+        else:
+            yield f"CDP.S_LUT_{name}_LOW", value & WORD
+            yield f"CDP.S_LUT_{name}_HIGH", value >> 32
+    for name, below, beyond in (("LE", lut.le_below, lut.le_beyond), ("LO", lut.lo_below, lut.lo_beyond)):
+        yield f"{block}.S_LUT_{name}_SLOPE_SCALE", below[0] & 0xFFFF | (beyond[0] & 0xFFFF) << 16
+        if not floating:
+            yield f"{block}.S_LUT_{name}_SLOPE_SHIFT", below[1] & 0x1F | (beyond[1] & 0x1F) << 5

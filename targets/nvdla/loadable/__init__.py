@@ -140,7 +140,7 @@ class _Engine:
     """The group enabled last; the other one ends first."""
 
 
-class FirmwareRun:
+class _FirmwareRun:
     """The firmware running a task.
 
     Enabled operations are assumed to have ended when the next events are handled. in_order: except those that take
@@ -314,7 +314,7 @@ def run_of(
     base: the address of a memory by its id. Raises ArtefactError (E502) for invalid descriptors.
     """
     registers, address = register_map(machine.registers), addresses(loadable, task, base)
-    steps = FirmwareRun(read_task(loadable, task), machine, address, in_order=True).steps()
+    steps = _FirmwareRun(read_task(loadable, task), machine, address, in_order=True).steps()
     return [step if isinstance(step, Wait) else Write(registers[step[0]].address, step[1]) for step in steps]
 
 
@@ -328,12 +328,12 @@ def register_writes(
     found: list[list[RegisterWrite]] = []
     for task in engine_tasks(loadable):
         address = addresses(loadable, task, base)
-        steps = FirmwareRun(read_task(loadable, task), machine, address).steps()
+        steps = _FirmwareRun(read_task(loadable, task), machine, address).steps()
         found.append([step for step in steps if not isinstance(step, Wait)])
     return found
 
 
 __all__ = [
-    "FirmwareRun", "TaskDescriptors", "addresses", "content", "engine_tasks", "read", "read_task",
-    "register_writes", "run_of", "write",
+    "TaskDescriptors", "addresses", "content", "engine_tasks", "read", "read_task", "register_writes", "run_of",
+    "write",
 ]  # fmt: skip

@@ -1,15 +1,13 @@
-"""A compiled program as a loadable: descriptors, memories, addresses, tasks.
+"""A compiled program as a loadable: descriptors, memories, addresses, tasks, events, tensors; ids are positions.
 
-Structure and order: The loadable (facts); every rule of it is checked in rules.
+The dependency graph of a task: which events of other operations each operation waits for. An operation can name
+one consumer per engine. Engines run their operations in order, in two register groups: an operation is programmed
+when the one before its predecessor has ended. So it suffices that the first operation of an engine waits for what
+it needs, that each successor is enabled after its predecessor, and that neighbours of one engine wait for one
+another if they share memory.
 
-The dependency graph of a task: which events of other operations each operation waits for.
-
-An operation can name one consumer per engine. Engines run their operations in order, in two register groups: an
-operation is programmed when the one before its predecessor has ended. So it suffices that the first operation of
-an engine waits for what it needs, that each successor is enabled after its predecessor, and that neighbours of one
-engine wait for one another if they share memory.
-
-Source: The loadable (facts), Rules the firmware follows.
+Source: The loadable (facts), its structure and order, as in three loadables of NVDLA's own compiler, and Rules the
+firmware follows; every rule of it is checked in rules.
 """
 
 from __future__ import annotations
@@ -46,162 +44,6 @@ from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.selection import Constants
 
-DUMMIES = {schema.DLA: 1, schema.EMU: 3}
-"""Number of dummy memories at the end of a task's address list."""
-WAIT, SIGNAL = 0, 1
-"""What a task does with an event."""
-
-
-class Memories:
-    """Builds a loadable: first data (a dummy, weights, maps, inputs and outputs), then the tasks' lists."""
-
-    def __init__(self, weights: bytes, map_bytes: int, ports: Ports, machine: Machine) -> None:
-        self.memories: list[schema.Memory] = []
-        self.allocated(PAGE)
-        self.blobs: list[schema.Blob] = []
-        self.tasks: list[schema.Task] = []
-        self.events: list[schema.Event] = []
-        self.filled("weights", weights)
-        self.allocated(map_bytes)
-        for role, found in ((schema.INPUT, ports.inputs), (schema.OUTPUT, ports.outputs)):
-            for number, port in enumerate(found):
-                position = len(self.memories) - FIRST_BOUND
-                self.allocated(port.move.bytes(machine), role, number, position)
-        both = enumerate((*ports.inputs, *ports.outputs))
-        self.tensors = tuple(port.described(number, machine) for number, port in both)
-        self.data = len(self.memories) - 1
-        """The number of memories in every task's address list."""
-
-    def allocated(self, size: int, role: int = 0, bind: int = 0, tensor: int = 0) -> int:
-        """Adds a memory, returns its id; bind: number of the input or output; tensor: tensor list position."""
-        return self._added(size, role, bind_id=bind, tensor_desc_id=tensor)
-
-    def filled(self, name: str, data: bytes, interface: int = 0, sub_interface: int = 0) -> int:
-        """Adds a memory filled with a blob and returns its id."""
-        version = schema.VERSIONS.get(interface, (0, 0, 0))
-        self.blobs.append(
-            schema.Blob(
-                name=name, size=len(data), interface=interface, sub_interface=sub_interface, version=version,
-                data=data,
-            )
-        )  # fmt: skip
-        return self._added(max(len(data), 1), schema.SET, contents=(name,), offsets=(0,))
-
-    def _added(self, size: int, flags: int, **more: Any) -> int:
-        number, flags = len(self.memories), schema.ALLOCATE | flags
-        self.memories.append(schema.Memory(id=number, flags=flags, size=size, alignment=PAGE, **more))
-        return number
-
-    def task(self, interface: int, lists: Sequence[tuple[str, int, bytes]]) -> None:
-        """Adds a task with its lists, the network's description first; it waits for the previous task."""
-        number = len(self.tasks)
-        own = [self.filled(f"task-{number}-{name}", data, interface, kind) for name, kind, data in lists]
-        own += [self.allocated(PAGE) for _ in range(DUMMIES[interface])]
-        waits = (self._event(number, WAIT),) if self.tasks else ()
-        signals = (self._event(number + 1, SIGNAL),)
-        addresses = (own[0], *range(1, self.data + 1), *own[1:])
-        self.tasks.append(
-            schema.Task(
-                id=number, interface=interface, instance=-1, address_list=addresses,
-                pre_actions=waits, post_actions=signals,
-            )
-        )  # fmt: skip
-
-    def _event(self, value: int, action: int) -> int:
-        number = len(self.events)
-        self.events.append(schema.Event(id=number, val=value, op=action))
-        return number
-
-    def loadable(self) -> schema.Loadable:
-        """The loadable; addresses are those of whole memories."""
-        return schema.Loadable(
-            task_list=tuple(self.tasks),
-            memory_list=tuple(self.memories),
-            address_list=tuple(
-                schema.Address(id=each.id, mem_id=each.id, size=each.size) for each in self.memories
-            ),
-            event_list=tuple(self.events),
-            blobs=tuple(self.blobs),
-            tensor_desc_list=self.tensors,
-            submit_list=tuple(schema.Submit(id=each.id, task_id=(each.id,)) for each in self.tasks),
-        )
-
-
-def graph(operations: Sequence[Accesses]) -> list[Common]:
-    """The dependencies of operations, given in an order that computes correct results."""
-    edges = _Edges(operations)
-    edges.chains()
-    edges.hazards(before(operations))
-    edges.engines()
-    return edges.result()
-
-
-class _Edges:
-    """Collects the edges of the graph."""
-
-    def __init__(self, operations: Sequence[Accesses]) -> None:
-        self.operations = operations
-        self.consumers: list[dict[int, tuple[int, int]]] = [{} for _ in operations]
-        """By operation and engine: the consumer and its event."""
-        self.parents: dict[int, int] = {}
-        self.waits: list[dict[int, int]] = [{} for _ in operations]
-        """By operation and engine: the last operation that must have ended before it is enabled."""
-
-    def chains(self) -> None:
-        """Edges through the pipe: a consumer waits until its producer is programmed, which waits until that is
-        enabled.
-        """
-        for at, each in enumerate(self.operations):
-            if each.behind:
-                self.consumers[at - 1][each.engine] = (at, PROGRAMMED)
-                self.parents[at] = at - 1
-
-    def hazards(self, needed: Sequence[Needed]) -> None:
-        """Edges across engines: an operation waits for the last operation of each engine that it depends on."""
-        for at, each in enumerate(self.operations):
-            before = needed[at].to_read | needed[at].to_write
-            for other in sorted(before):
-                self.waits[at][self.operations[other].engine] = other
-            for engine, other in self.waits[at].items():
-                if engine != each.engine and each.engine not in self.consumers[other]:
-                    self.consumers[other][each.engine] = (at, COMPLETED)
-
-    def engines(self) -> None:
-        """Edges between successive operations of each engine."""
-        for engine in range(len(ENGINES)):
-            own = [at for at, each in enumerate(self.operations) if each.engine == engine]
-            for first, second in pairwise(own):
-                self.consumers[first][engine] = (second, self._event(first, second))
-
-    def _event(self, first: int, second: int) -> int:
-        """What the second of two neighbours waits for: the first's end if they share memory, else its start.
-
-        Waiting for the first to be programmed is not enough: the consumer of the second's result could enable the
-        second first, and the firmware, which assumes that the group enabled last ends last, would then use the
-        groups in another order than the hardware.
-        """
-        engine = self.operations[second].engine
-        return COMPLETED if self.waits[second].get(engine) == first else ENABLED
-
-    def result(self) -> list[Common]:
-        """The descriptors, each with its number of incoming edges."""
-        incoming = [0] * len(self.operations)
-        for each in self.consumers:
-            for consumer, _ in each.values():
-                incoming[consumer] += 1
-        for parent in self.parents.values():
-            incoming[parent] += 1
-        return [self._common(at, count) for at, count in enumerate(incoming)]
-
-    def _common(self, at: int, count: int) -> Common:
-        common = Common(index=at, engine=self.operations[at].engine, dependency_count=count)
-        for engine, (consumer, event) in self.consumers[at].items():
-            common = replace(common, **{ENGINES[engine].lower(): Consumer(index=consumer, event=event)})
-        parent = self.parents.get(at, NONE)
-        event = ENABLED if parent != NONE else COMPLETED
-        return replace(common, fused_parent=Consumer(index=parent, event=event))
-
-
 PAGE = schema.ALIGNMENT
 
 
@@ -219,7 +61,7 @@ def composed(program: Program, ports: Ports) -> schema.Loadable:
     """The loadable of a program. Raises ArtefactError (E506) for anything that descriptors cannot express."""
     machine = Contents.of(program.manifest).machine
     built = _built(program, ports, machine)
-    memories = Memories(built.weights, built.map_bytes, ports, machine)
+    memories = _Memories(built.weights, built.map_bytes, ports, machine)
     memories.task(schema.DLA, _engine_lists(built, machine, memories.data))
     softmax = [port for port in ports.outputs if port.softmax]
     if softmax:
@@ -351,3 +193,159 @@ def _cpu_lists(
         ("op_list", schema.OPERATIONS, b"".join(operations)),
         ("op_buf_list", schema.SURFACES, b"".join(buffers)),
     ]
+
+
+def graph(operations: Sequence[Accesses]) -> list[Common]:
+    """The dependencies of operations, given in an order that computes correct results."""
+    edges = _Edges(operations)
+    edges.chains()
+    edges.hazards(before(operations))
+    edges.engines()
+    return edges.result()
+
+
+class _Edges:
+    """Collects the edges of the graph."""
+
+    def __init__(self, operations: Sequence[Accesses]) -> None:
+        self.operations = operations
+        self.consumers: list[dict[int, tuple[int, int]]] = [{} for _ in operations]
+        """By operation and engine: the consumer and its event."""
+        self.parents: dict[int, int] = {}
+        self.waits: list[dict[int, int]] = [{} for _ in operations]
+        """By operation and engine: the last operation that must have ended before it is enabled."""
+
+    def chains(self) -> None:
+        """Edges through the pipe: a consumer waits until its producer is programmed, which waits until that is
+        enabled.
+        """
+        for at, each in enumerate(self.operations):
+            if each.behind:
+                self.consumers[at - 1][each.engine] = (at, PROGRAMMED)
+                self.parents[at] = at - 1
+
+    def hazards(self, needed: Sequence[Needed]) -> None:
+        """Edges across engines: an operation waits for the last operation of each engine that it depends on."""
+        for at, each in enumerate(self.operations):
+            before = needed[at].to_read | needed[at].to_write
+            for other in sorted(before):
+                self.waits[at][self.operations[other].engine] = other
+            for engine, other in self.waits[at].items():
+                if engine != each.engine and each.engine not in self.consumers[other]:
+                    self.consumers[other][each.engine] = (at, COMPLETED)
+
+    def engines(self) -> None:
+        """Edges between successive operations of each engine."""
+        for engine in range(len(ENGINES)):
+            own = [at for at, each in enumerate(self.operations) if each.engine == engine]
+            for first, second in pairwise(own):
+                self.consumers[first][engine] = (second, self._event(first, second))
+
+    def _event(self, first: int, second: int) -> int:
+        """What the second of two neighbours waits for: the first's end if they share memory, else its start.
+
+        Waiting for the first to be programmed is not enough: the consumer of the second's result could enable the
+        second first, and the firmware, which assumes that the group enabled last ends last, would then use the
+        groups in another order than the hardware.
+        """
+        engine = self.operations[second].engine
+        return COMPLETED if self.waits[second].get(engine) == first else ENABLED
+
+    def result(self) -> list[Common]:
+        """The descriptors, each with its number of incoming edges."""
+        incoming = [0] * len(self.operations)
+        for each in self.consumers:
+            for consumer, _ in each.values():
+                incoming[consumer] += 1
+        for parent in self.parents.values():
+            incoming[parent] += 1
+        return [self._common(at, count) for at, count in enumerate(incoming)]
+
+    def _common(self, at: int, count: int) -> Common:
+        common = Common(index=at, engine=self.operations[at].engine, dependency_count=count)
+        for engine, (consumer, event) in self.consumers[at].items():
+            common = replace(common, **{ENGINES[engine].lower(): Consumer(index=consumer, event=event)})
+        parent = self.parents.get(at, NONE)
+        event = ENABLED if parent != NONE else COMPLETED
+        return replace(common, fused_parent=Consumer(index=parent, event=event))
+
+
+DUMMIES = {schema.DLA: 1, schema.EMU: 3}
+"""Number of dummy memories at the end of a task's address list."""
+WAIT, SIGNAL = 0, 1
+"""What a task does with an event."""
+
+
+class _Memories:
+    """Builds a loadable: first data (a dummy, weights, maps, inputs and outputs), then the tasks' lists."""
+
+    def __init__(self, weights: bytes, map_bytes: int, ports: Ports, machine: Machine) -> None:
+        self.memories: list[schema.Memory] = []
+        self.allocated(PAGE)
+        self.blobs: list[schema.Blob] = []
+        self.tasks: list[schema.Task] = []
+        self.events: list[schema.Event] = []
+        self.filled("weights", weights)
+        self.allocated(map_bytes)
+        for role, found in ((schema.INPUT, ports.inputs), (schema.OUTPUT, ports.outputs)):
+            for number, port in enumerate(found):
+                position = len(self.memories) - FIRST_BOUND
+                self.allocated(port.move.bytes(machine), role, number, position)
+        both = enumerate((*ports.inputs, *ports.outputs))
+        self.tensors = tuple(port.described(number, machine) for number, port in both)
+        self.data = len(self.memories) - 1
+        """The number of memories in every task's address list."""
+
+    def allocated(self, size: int, role: int = 0, bind: int = 0, tensor: int = 0) -> int:
+        """Adds a memory, returns its id; bind: number of the input or output; tensor: tensor list position."""
+        return self._added(size, role, bind_id=bind, tensor_desc_id=tensor)
+
+    def filled(self, name: str, data: bytes, interface: int = 0, sub_interface: int = 0) -> int:
+        """Adds a memory filled with a blob and returns its id."""
+        version = schema.VERSIONS.get(interface, (0, 0, 0))
+        self.blobs.append(
+            schema.Blob(
+                name=name, size=len(data), interface=interface, sub_interface=sub_interface, version=version,
+                data=data,
+            )
+        )  # fmt: skip
+        return self._added(max(len(data), 1), schema.SET, contents=(name,), offsets=(0,))
+
+    def _added(self, size: int, flags: int, **more: Any) -> int:
+        number, flags = len(self.memories), schema.ALLOCATE | flags
+        self.memories.append(schema.Memory(id=number, flags=flags, size=size, alignment=PAGE, **more))
+        return number
+
+    def task(self, interface: int, lists: Sequence[tuple[str, int, bytes]]) -> None:
+        """Adds a task with its lists, the network's description first; it waits for the previous task."""
+        number = len(self.tasks)
+        own = [self.filled(f"task-{number}-{name}", data, interface, kind) for name, kind, data in lists]
+        own += [self.allocated(PAGE) for _ in range(DUMMIES[interface])]
+        waits = (self._event(number, WAIT),) if self.tasks else ()
+        signals = (self._event(number + 1, SIGNAL),)
+        addresses = (own[0], *range(1, self.data + 1), *own[1:])
+        self.tasks.append(
+            schema.Task(
+                id=number, interface=interface, instance=-1, address_list=addresses,
+                pre_actions=waits, post_actions=signals,
+            )
+        )  # fmt: skip
+
+    def _event(self, value: int, action: int) -> int:
+        number = len(self.events)
+        self.events.append(schema.Event(id=number, val=value, op=action))
+        return number
+
+    def loadable(self) -> schema.Loadable:
+        """The loadable; addresses are those of whole memories."""
+        return schema.Loadable(
+            task_list=tuple(self.tasks),
+            memory_list=tuple(self.memories),
+            address_list=tuple(
+                schema.Address(id=each.id, mem_id=each.id, size=each.size) for each in self.memories
+            ),
+            event_list=tuple(self.events),
+            blobs=tuple(self.blobs),
+            tensor_desc_list=self.tensors,
+            submit_list=tuple(schema.Submit(id=each.id, task_id=(each.id,)) for each in self.tasks),
+        )

@@ -1,9 +1,8 @@
-"""The loadable of a compiled program, and the scales that the user needs, as files.
+"""The loadable of a compiled program, the scales that the user needs, and its self test, as files.
 
-Before it is returned, the loadable is read back, interpreted like the stock firmware and run on the functional
-model with a sample of every kind: the engine must compute the program's own results, bit for bit.
-
-Runs a loadable like the stock runtime and firmware, on the functional model.
+Before it is returned, the loadable is read back, interpreted like the stock runtime and firmware and run on the
+functional model with a sample of every kind: the engine must compute the program's own results, bit for bit. The
+self test has the runtime's buffers for stored samples, and the comparison.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ def _bound(recorder: _Recorder, ports: Ports) -> dict[str, bytes]:
     return {port.name: recorder.given[port.move.tensor] for port in ports.inputs}
 
 
-def given_of(program: Program, ports: Ports, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+def _given_of(program: Program, ports: Ports, inputs: Mapping[str, Array]) -> dict[str, bytes]:
     """The contents of the input buffers for one sample, by name."""
     recorder = _Recorder(program)
     recorder(inputs)
@@ -243,7 +242,7 @@ def self_test_files(program: Program, inputs: Mapping[str, Array]) -> dict[str, 
     machine = Contents.of(program.manifest).machine
     made: dict[str, bytes] = {}
     for sample in range(count_of(inputs)):
-        given = given_of(program, ports, {name: values[sample : sample + 1] for name, values in inputs.items()})
+        given = _given_of(program, ports, {name: values[sample : sample + 1] for name, values in inputs.items()})
         after = executed(loadable, machine, given)
         for number, port in enumerate(ports.inputs):
             made[f"{FOLDER}/{sample}/input_{number}.bin"] = given[port.name]

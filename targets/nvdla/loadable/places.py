@@ -1,8 +1,11 @@
-"""The placement of a program's data in a loadable, where the user's inputs and outputs have their own memories.
+"""Where a loadable has a program's data: the inputs and outputs that its user binds have their own memories.
 
 A program has all maps in one memory and reuses it over time. Reads from an input's place before anything else is
 written there become reads from the input's memory. Accesses within an output's place after its last use for
 anything larger become accesses to the output's memory.
+
+Inputs and outputs are the tensors that the program's one segment moves. The runtime computes no host step but
+softmax: conversions to and from integers are left to the user, with the scales exported beside the loadable.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ FIRST_SLOT, SLOT_BYTES, OFFSET_BYTES = 4, 2, 4
 
 
 @frozen
-class FieldType:
+class _FieldType:
     """The type of a field; vector: any number of elements."""
 
     of: str | type[Any]
@@ -51,12 +51,12 @@ TRIPLE = "triple"
 
 def scalar(of: str, default: Any = 0) -> Any:
     """A number, a string or a triple."""
-    return field(default=default, metadata={"kind": FieldType(of)})
+    return field(default=default, metadata={"kind": _FieldType(of)})
 
 
 def vector(of: str | type[Any]) -> Any:
     """A vector of numbers, strings or tables."""
-    return field(default=b"" if of == "u8" else (), metadata={"kind": FieldType(of, vector=True)})
+    return field(default=b"" if of == "u8" else (), metadata={"kind": _FieldType(of, vector=True)})
 
 
 @frozen(kw_only=True)
@@ -194,7 +194,7 @@ def read(data: bytes) -> Loadable:
         raise ArtefactError("E502", "the flatbuffer is damaged or truncated") from None
 
 
-def _kinds(cls: type[Any]) -> list[tuple[str, FieldType]]:
+def _kinds(cls: type[Any]) -> list[tuple[str, _FieldType]]:
     return [(each.name, each.metadata["kind"]) for each in fields(cls)]
 
 
@@ -259,12 +259,12 @@ def _write_table(builder: Builder, value: Any) -> int:
     return builder.EndObject()
 
 
-def _outside(kind: FieldType) -> bool:
+def _outside(kind: _FieldType) -> bool:
     """Whether a value is stored outside its table."""
     return kind.vector or kind.of == "string"
 
 
-def _write_outside(builder: Builder, kind: FieldType, value: Any) -> int:
+def _write_outside(builder: Builder, kind: _FieldType, value: Any) -> int:
     if not kind.vector:
         return _write_element(builder, kind.of, value)
     if kind.of == "u8":

@@ -1,8 +1,9 @@
-"""NVDLA's registers, declared from the tables in tables/ as words of npuc.bits.
+"""NVDLA's registers, declared from the tables in tables/ as words of npuc.bits, and the driver's commands on them.
 
 A register map finds registers by name (`CDMA.D_BANK`, or `NVDLA_CDMA.D_BANK_0` as in NVDLA's test programs) and by
 byte address. Encoder, decoder and listing derive from each declaration; unused bits are declared as
-`reserved_HIGH_LOW` and preserved. nv_large has the map of nv_small.
+`reserved_HIGH_LOW` and preserved. nv_large has the map of nv_small. Files of commands, and loadables, are known by
+their first bytes.
 
 Source: the register tables of nv_small and nv_full (block, register, address, reset value, field, lsb, width,
 named values).
@@ -264,3 +265,31 @@ class Wait:
 
 
 Command = Write | Poll | Wait
+RECORD_BYTES = 16
+"""Of a command in the file of a register program."""
+REGISTER_TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
+"""The targets whose register programs are alike from the outside."""
+LOADABLE = b"NVDA"
+"""Bytes 4 to 8 of a loadable: the identifier of its flatbuffer."""
+RECORD_END = "ffffffff0000100400000000"
+"""The ending of a register program's first record, in hexadecimal."""
+
+
+def is_loadable(path: Path) -> bool:
+    """Whether a file is a loadable; not one that cannot be read."""
+    return _head(path)[4:8] == LOADABLE
+
+
+def is_register_program(path: Path) -> bool:
+    """Whether a file holds register records, binary or in hexadecimal."""
+    head = _head(path)
+    binary, text = head[:RECORD_BYTES][::-1].hex(), head.split(b"\n")[0].strip().decode("ascii", "replace")
+    return binary.endswith(RECORD_END) or text.lower().endswith(RECORD_END)
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4 * RECORD_BYTES)
+    except OSError:
+        return b""

@@ -1,4 +1,13 @@
-"""A functional model of NVDLA: runs a register program on a memory image, block by block as in the hardware."""
+"""A functional model of NVDLA: runs a register program on a memory image, block by block as in the hardware.
+
+Here NVDLA from the driver's point of view: register writes, polls and interrupts. An operation runs as soon as the
+last of its blocks is enabled: its interrupts are raised, its register groups are free again, and the other groups
+come next (ping-pong). As real hardware takes time, the operation counts as running until the driver has waited for
+its interrupt. Until then no other operation may read its results and nothing may write its registers; the model
+refuses programs with such races.
+
+BDMA: copies lines and surfaces of bytes within memory.
+"""
 
 from __future__ import annotations
 
@@ -12,59 +21,23 @@ from npuc.targets.nvdla.model.memory import DeviceMemory, MemoryPort, Pattern, o
 from npuc.targets.nvdla.model.operations import ExecutedOperation, Operations
 from npuc.targets.nvdla.model.register_file import RegisterFile, RegisterGroup, expect_within_limits, trap
 
-__all__ = ["ChipModel", "DeviceMemory", "run"]
-
-
-BLOCK = "BDMA"
-UNIT = 32
-"""The unit of sizes and strides, in bytes."""
-SLOTS = 20
-
-
-class Queue:
-    """Copies waiting for a launch."""
-
-    def __init__(self) -> None:
-        self._waiting: list[RegisterGroup] = []
-
-    def add(self, group: RegisterGroup) -> None:
-        """Queues a copy described by its registers. Raises ArtefactError (E503) if all slots are taken."""
-        if len(self._waiting) == SLOTS:
-            raise trap(BLOCK, f"more than {SLOTS} copies wait", limit=f"{SLOTS}", remedy="launch them first")
-        self._waiting.append(group)
-
-    def launch(self, machine: Machine, port: MemoryPort) -> None:
-        """Runs the queued copies in order."""
-        if not machine.bdma:
-            raise trap(BLOCK, f"{machine.name} has no BDMA")
-        for each in self._waiting:
-            copy(each, port)
-        self._waiting = []
-
-
-def copy(group: RegisterGroup, port: MemoryPort) -> None:
-    """Runs one copy."""
-    source, target = (_place(group, side) for side in ("SRC", "DST"))
-    port.cube(target, UNIT, write=True)[...] = port.cube(source, UNIT).copy()
-
-
-def _place(group: RegisterGroup, side: str) -> Pattern:
-    low, high = f"CFG_{side}_ADDR_LOW.V32", f"CFG_{side}_ADDR_HIGH.V8"
-    start = group.address(low, high, f"CFG_CMD.{side}_RAM_TYPE")
-    line = (group["CFG_LINE.SIZE"] + 1) * UNIT
-    lines, surfaces = group["CFG_LINE_REPEAT.NUMBER"] + 1, group["CFG_SURF_REPEAT.NUMBER"] + 1
-    strides = group.bytes(f"CFG_{side}_LINE.STRIDE"), group.bytes(f"CFG_{side}_SURF.STRIDE")
-    return Pattern(start, line, lines, strides[0], surfaces, strides[1])
-
-
 REMEDY = "enable every block of the layer"
 REMEDY_OF_RACES = "wait for its interrupt first"
 BLOCK_OF = {"CDMA_DAT": "CDMA", "CDMA_WT": "CDMA", "RUBIK": "RBK"}
 """The block that raises an interrupt, where the names differ."""
 STATUS = ("_STATUS", "_PERF_", "_NUM", "OUT_SATURATION")
 """Parts of the names of read-only registers, which only the block sets; writes to them are ignored."""
-
 Interrupt = tuple[str, int]
+
+
+def run(machine: Machine, commands: Iterable[Command], memory: DeviceMemory) -> DeviceMemory:
+    """The memory after a register program; the argument is not modified.
+
+    Raises ArtefactError (E503) where the hardware would hang, race or access addresses outside memory.
+    """
+    nvdla = ChipModel(machine, memory.copy())
+    nvdla.execute(commands)
+    return nvdla.memory
 
 
 class ChipModel:
@@ -77,7 +50,7 @@ class ChipModel:
         self.machine, self.memory = machine, memory
         self.registers = RegisterFile(register_map(machine.registers), second=machine.sram_bytes > 0)
         self._operations = Operations(machine, memory, self.registers, exact=exact)
-        self._copies = Queue()
+        self._copies = _CopyQueue()
         self._raised: dict[Interrupt, deque[int]] = {}
         """Interrupts not waited for yet, each with its positions in the order in which all were raised."""
         self._count = 0
@@ -247,11 +220,46 @@ def _expect_no_race(first: ExecutedOperation, second: ExecutedOperation) -> None
             raise trap(second.engine, reason, remedy=REMEDY_OF_RACES)
 
 
-def run(machine: Machine, commands: Iterable[Command], memory: DeviceMemory) -> DeviceMemory:
-    """The memory after a register program; the argument is not modified.
+BLOCK = "BDMA"
+UNIT = 32
+"""The unit of sizes and strides, in bytes."""
+SLOTS = 20
 
-    Raises ArtefactError (E503) where the hardware would hang, race or access addresses outside memory.
-    """
-    nvdla = ChipModel(machine, memory.copy())
-    nvdla.execute(commands)
-    return nvdla.memory
+
+class _CopyQueue:
+    """Copies waiting for a launch."""
+
+    def __init__(self) -> None:
+        self._waiting: list[RegisterGroup] = []
+
+    def add(self, group: RegisterGroup) -> None:
+        """Queues a copy described by its registers. Raises ArtefactError (E503) if all slots are taken."""
+        if len(self._waiting) == SLOTS:
+            raise trap(BLOCK, f"more than {SLOTS} copies wait", limit=f"{SLOTS}", remedy="launch them first")
+        self._waiting.append(group)
+
+    def launch(self, machine: Machine, port: MemoryPort) -> None:
+        """Runs the queued copies in order."""
+        if not machine.bdma:
+            raise trap(BLOCK, f"{machine.name} has no BDMA")
+        for each in self._waiting:
+            _copy(each, port)
+        self._waiting = []
+
+
+def _copy(group: RegisterGroup, port: MemoryPort) -> None:
+    """Runs one copy."""
+    source, target = (_place(group, side) for side in ("SRC", "DST"))
+    port.cube(target, UNIT, write=True)[...] = port.cube(source, UNIT).copy()
+
+
+def _place(group: RegisterGroup, side: str) -> Pattern:
+    low, high = f"CFG_{side}_ADDR_LOW.V32", f"CFG_{side}_ADDR_HIGH.V8"
+    start = group.address(low, high, f"CFG_CMD.{side}_RAM_TYPE")
+    line = (group["CFG_LINE.SIZE"] + 1) * UNIT
+    lines, surfaces = group["CFG_LINE_REPEAT.NUMBER"] + 1, group["CFG_SURF_REPEAT.NUMBER"] + 1
+    strides = group.bytes(f"CFG_{side}_LINE.STRIDE"), group.bytes(f"CFG_{side}_SURF.STRIDE")
+    return Pattern(start, line, lines, strides[0], surfaces, strides[1])
+
+
+__all__ = ["ChipModel", "DeviceMemory", "run"]

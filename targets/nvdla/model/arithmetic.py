@@ -1,6 +1,10 @@
-"""The integer arithmetic that all blocks share: rounding shifts and saturation.
+"""The integer arithmetic of the blocks: rounding shifts and saturation, which all share, and PDP's average.
 
-Every right shift of NVDLA rounds half away from zero and then saturates.
+Every right shift of NVDLA rounds half away from zero and then saturates. An average is a sum times two
+reciprocals, each product rounded, in the bit widths of the unit; nothing in it saturates: values that do not fit
+wrap.
+
+Source: Arithmetic, PDP, average; seen on the RTL.
 """
 
 from __future__ import annotations

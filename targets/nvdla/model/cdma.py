@@ -1,7 +1,9 @@
 """CDMA: fetches features or an image, converts and pads them, and fetches weights, into the convolution buffer.
 
-Source: in-memory formats (Precision Conversion, Feature Data Format, Pixel Format, FP16 Supporting); the buffer
-limits of the hardware.
+An image has pixels of up to four components, in one or two planes.
+
+Source: in-memory formats (Precision Conversion, Feature Data Format, Pixel Format, table 33, FP16 Supporting); the
+buffer limits of the hardware; formats, offsets and padding of images in each configuration as seen on the RTL.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The memories that NVDLA's DMA engines access: regions of bytes, with nothing between them.
+"""The memories that NVDLA's DMA engines access: regions of bytes, with nothing between, and cubes in them.
 
 The second memory has addresses from SECOND on. It is undefined at first: bytes must be written before they are
-read.
+read. Cubes are (batch, surface, H, W, lane) inside the model, with full surfaces as in memory: lanes beyond the
+last channel are computed and written like all others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The registers as the blocks see them: two groups per block, programmed and run alternately (ping-pong).
 
 S_POINTER.PRODUCER selects the group that writes go to, CONSUMER the one that the block runs next. An operation
-reads the fields of one group by name.
+reads the fields of one group by name. Errors for what the hardware could not do blame the artefact and name the
+block.
 """
 
 from __future__ import annotations
@@ -21,6 +22,18 @@ from npuc.targets.nvdla.model.arithmetic import signed
 
 LE_ENTRIES, LO_ENTRIES = 65, 257
 GROUPS = 2
+
+
+def trap(block: str, reason: str, limit: str | None = None, remedy: str | None = None) -> ArtefactError:
+    """The error (E503) of a block that cannot continue: it would hang or compute garbage."""
+    return ArtefactError("E503", reason, op=block, limit=limit, remedy=remedy)
+
+
+def expect_within_limits(group: Registers, machine: Machine) -> None:
+    """Raises ArtefactError (E503) if the registers of a block break one of its limits."""
+    found = breach(group, machine)
+    if found is not None:
+        raise trap(group.block, found[0], limit=found[1])
 
 
 @cache
@@ -180,15 +193,3 @@ class RegisterFile:
         pointer = self.producer(block) | (1 - group) << 16
         for each in range(GROUPS):
             self._values[block][each]["S_POINTER"] = pointer
-
-
-def trap(block: str, reason: str, limit: str | None = None, remedy: str | None = None) -> ArtefactError:
-    """The error (E503) of a block that cannot continue: it would hang or compute garbage."""
-    return ArtefactError("E503", reason, op=block, limit=limit, remedy=remedy)
-
-
-def expect_within_limits(group: Registers, machine: Machine) -> None:
-    """Raises ArtefactError (E503) if the registers of a block break one of its limits."""
-    found = breach(group, machine)
-    if found is not None:
-        raise trap(group.block, found[0], limit=found[1])

@@ -7,7 +7,10 @@ Y: multiply, shift, ALU, look-up tables; its operands from memory pass through a
 
 Output: (x - offset) * scale >> shift, rounded, saturated to 17 bits, then to the output type.
 
-Source: Numbers, as on the RTL; fp16: FP16 Supporting (float32 inside, no shifts and no conversion).
+SDP_RDMA fetches the input of SDP, unless it comes from CACC, and the operands of its units.
+
+Source: Numbers, as on the RTL; fp16: FP16 Supporting (float32 inside, no shifts and no conversion); in-memory
+formats, from Bias Data Format to Element-Wise Data Format (BytesPerAtom); Arithmetic, cubes of 1 x 1.
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ def _bands(values: Array) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, height, rows))
 
 
-def _through(task: SdpRun, values: Array, memory: Mapping[str, FetchedOperands], rows: slice) -> Array:
+def _through(task: SdpRun, values: Array, memory: Mapping[str, _FetchedOperands], rows: slice) -> Array:
     """The output of some rows, given their input."""
     band = {unit: operands.rows(rows) for unit, operands in memory.items()}
     for unit in UNITS[:2]:
@@ -152,7 +155,7 @@ def _source(task: SdpRun) -> Array:
     return with_lanes(values, task.machine.atom_elements(task.precision), task.group["CHANNEL"] + 1)
 
 
-def _x(task: SdpRun, unit: str, values: Array, memory: FetchedOperands) -> Array:
+def _x(task: SdpRun, unit: str, values: Array, memory: _FetchedOperands) -> Array:
     """Unit BS or BN."""
     group = task.group
     if not group[f"{unit}_ALU_BYPASS"]:
@@ -172,7 +175,7 @@ def _x(task: SdpRun, unit: str, values: Array, memory: FetchedOperands) -> Array
     return fp16.rectified(values) if task.floating else np.maximum(values, 0)
 
 
-def _operand(task: SdpRun, unit: str, part: str, memory: FetchedOperands) -> Array:
+def _operand(task: SdpRun, unit: str, part: str, memory: _FetchedOperands) -> Array:
     """An operand of a unit: 16 bits from a register, or from memory, as int64 or float32."""
     group = task.group
     if _from_memory(group, unit, part):
@@ -205,7 +208,7 @@ def _product(task: SdpRun, values: Array, operand: Array) -> Array:
     return fp16.multiply(values, operand) if task.floating else values * operand
 
 
-def _y(task: SdpRun, values: Array, memory: FetchedOperands) -> Array:
+def _y(task: SdpRun, values: Array, memory: _FetchedOperands) -> Array:
     """Unit EW."""
     group = task.group
     if not group["EW_MUL_BYPASS"]:
@@ -227,7 +230,7 @@ def _y(task: SdpRun, values: Array, memory: FetchedOperands) -> Array:
     return values
 
 
-def _y_operand(task: SdpRun, part: str, memory: FetchedOperands) -> Array:
+def _y_operand(task: SdpRun, part: str, memory: _FetchedOperands) -> Array:
     """An operand of EW: 32 unconverted bits from a register, or values from memory through the converter."""
     group = task.group
     if not _from_memory(group, "EW", part):
@@ -319,7 +322,7 @@ COMPONENTS = {"MUL": ("MUL",), "ALU": ("ALU",), "BOTH": ("ALU", "MUL")}
 
 
 @frozen
-class FetchedOperands:
+class _FetchedOperands:
     """A unit's operands from memory, ALU and MUL, broadcastable to (batch, surface, H, W, lane)."""
 
     components: dict[str, Array]
@@ -331,9 +334,9 @@ class FetchedOperands:
             raise trap("SDP", f"waits for {component} operands that {RDMA} does not fetch", limit=known)
         return self.components[component]
 
-    def rows(self, rows: slice) -> FetchedOperands:
+    def rows(self, rows: slice) -> _FetchedOperands:
         """The operands of some rows; those that all rows share are kept."""
-        return FetchedOperands(
+        return _FetchedOperands(
             {name: each if each.shape[2] == 1 else each[:, :, rows] for name, each in self.components.items()}
         )
 
@@ -360,11 +363,13 @@ def _fetched(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
     return read_cube(port, place, machine, kind)[None]
 
 
-def _fetch_operands(group: RegisterGroup | None, unit: str, machine: Machine, port: MemoryPort) -> FetchedOperands:
+def _fetch_operands(
+    group: RegisterGroup | None, unit: str, machine: Machine, port: MemoryPort
+) -> _FetchedOperands:
     """The operands fetched for a unit (BS, BN or EW)."""
     letter = {"BS": "B", "BN": "N", "EW": "E"}[unit]
     if group is None or group[f"{letter}RDMA_DISABLE"]:
-        return FetchedOperands({})
+        return _FetchedOperands({})
     names = COMPONENTS[group.named(f"{letter}RDMA_DATA_USE")]
     kind = group.named("PROC_PRECISION").lower()
     one = group.named(f"{letter}RDMA_DATA_SIZE") == "ONE_BYTE"
@@ -376,7 +381,7 @@ def _fetch_operands(group: RegisterGroup | None, unit: str, machine: Machine, po
     ]
     values = np.stack(fetched).view(dtype)
     split = values.reshape(*values.shape[:-1], lanes, len(names))
-    return FetchedOperands({name: split[..., each] for each, name in enumerate(names)})
+    return _FetchedOperands({name: split[..., each] for each, name in enumerate(names)})
 
 
 def _operand_bytes(

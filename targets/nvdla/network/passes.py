@@ -174,14 +174,14 @@ def enlargements_to_interleaves(graph: Graph) -> Graph:
 
 def _resize(rewriter: Rewriter, node: Node) -> bool:
     rows, columns = repetitions(rewriter, node)
-    if not 1 < rows * columns <= MOST_PHASES or not is_between(rewriter, node):
+    if not 1 < rows * columns <= MOST_PHASES or not _is_between(rewriter, node):
         return False
     rewriter.replace(node, *woven(rewriter, node, [[node.inputs[0]] * columns] * rows))
     return True
 
 
 def _depth_to_space(rewriter: Rewriter, node: Node) -> bool:
-    if node.op != "DepthToSpace" or not is_between(rewriter, node):
+    if node.op != "DepthToSpace" or not _is_between(rewriter, node):
         return False
     block = BLOCKSIZE(node)
     if block == 1:
@@ -229,7 +229,7 @@ def _is_convolved(rewriter: Rewriter, tensor: str) -> bool:
     return node is not None and node.op == "Conv" and not ACTIVATION(node)
 
 
-def is_between(rewriter: Rewriter, node: Node) -> bool:
+def _is_between(rewriter: Rewriter, node: Node) -> bool:
     """Whether a node's float image is computed by something, or something computes with the result."""
     image = len(rewriter.shape(node.output)) == 4 and rewriter.types[node.output].size > 0
     if not image or not only_float(rewriter, node.inputs[0]):
@@ -315,7 +315,7 @@ def _spread(w: Array, block: int) -> Array:
 
 
 def _to_slices(rewriter: Rewriter, node: Node) -> bool:
-    if node.op != "SpaceToDepth" or not is_between(rewriter, node):
+    if node.op != "SpaceToDepth" or not _is_between(rewriter, node):
         return False
     block, (height, width) = BLOCKSIZE(node), rewriter.shape(node.inputs[0])[2:]
     made: list[Node] = []

@@ -31,11 +31,18 @@ from npuc.targets.nvdla.firmware.structures import assembled, numbers_of, pack
 from npuc.targets.nvdla.formats.feature import Cube
 from npuc.targets.nvdla.formats.pixels import FORMATS, PixelFormat
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
-from npuc.targets.nvdla.machine.registers import Command, Poll, RegisterMap, Wait, Write, register_map
+from npuc.targets.nvdla.machine.registers import (
+    RECORD_BYTES,
+    Command,
+    Poll,
+    RegisterMap,
+    Wait,
+    Write,
+    register_map,
+)
 
 WRITE, POLL, WAIT = range(3)
 RECORD = np.dtype("<u4")
-RECORD_WORDS = 4
 STATUS = "GLB.S_INTR_STATUS"
 LARGEST = 1 << 31
 """The most bytes of memory that a program may ask for."""
@@ -311,9 +318,10 @@ def decode(data: bytes, registers: RegisterMap) -> list[Command]:
 
 def records_of(data: bytes) -> Sequence[Sequence[int]]:
     """Kind, address, mask and value of every record. Raises ArtefactError (E502) for an incomplete one."""
-    if len(data) % (RECORD_WORDS * RECORD.itemsize):
+    if len(data) % RECORD_BYTES:
         raise ArtefactError("E502", f"the register program has {len(data)} bytes", limit="records of 16 bytes")
-    records: Sequence[Sequence[int]] = np.frombuffer(data, RECORD).reshape(-1, RECORD_WORDS).tolist()
+    words = np.frombuffer(data, RECORD)
+    records: Sequence[Sequence[int]] = words.reshape(-1, RECORD_BYTES // RECORD.itemsize).tolist()
     return records
 
 
@@ -330,9 +338,6 @@ def _command(number: int, record: Sequence[int], registers: RegisterMap) -> Comm
         )
     source, _, group = sources[value].partition("_DONE_STATUS")
     return Wait(source, int(group))
-
-
-RECORD_BYTES = RECORD_WORDS * RECORD.itemsize
 
 
 def memory_files(program: Program, form: str) -> dict[str, bytes]:

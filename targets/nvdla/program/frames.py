@@ -1,6 +1,12 @@
 """Frames that CDMA converts: what the host would compute for them, as means, a scale and a shift.
 
-The host's steps run on every value of a pixel; CDMA takes their place only if it gives the same integers.
+The host's steps run on every value of a pixel; CDMA takes their place only if it gives the same integers. For that
+the float graph is centred first: a normalisation in front of padding is a convolution of one tap for each channel.
+Where only convolutions read its result, they take its factors, and the fractions of the means go into their
+biases: inside exactly, beside the border within half a step of the pixels, as padding is 0 less no fraction. What
+remains is a whole mean for each channel, in the units of the pixels.
+
+Source: Arithmetic of NVDLA, CDMA: a mean for each channel, one scale, padding behind the conversion.
 """
 
 from __future__ import annotations
@@ -108,7 +114,7 @@ class RawFrame:
 
 
 def is_centre(node: Node) -> bool:
-    """Whether a node takes a mean of each channel from a frame (quantisation/centring)."""
+    """Whether a node takes a mean of each channel from a frame (`centred`)."""
     return node.op == "Sub" and node.inputs[1] == f"{node.output}/mean"
 
 

@@ -19,8 +19,8 @@ from npuc.target import Stored
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE
-from npuc.targets.nvdla.machine.registers import RESERVED, Command, Register, RegisterMap, Write
-from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents, Produced, TensorMove
+from npuc.targets.nvdla.machine.registers import RECORD_BYTES, RESERVED, Command, Register, RegisterMap, Write
+from npuc.targets.nvdla.program.artefact import Contents, Produced, TensorMove
 from npuc.text.terminal import count
 from npuc.view import Activity, BufferUse, Heading, Line, MemoryAnnotation, Name, Timeline, host_line, names_of
 
@@ -397,9 +397,8 @@ ROLES = {
 
 def commands(texts: list[tuple[str, list[str]]]) -> Iterator[MemoryAnnotation]:
     """The text and nodes of every record of registers.bin, in order."""
-    record = RECORD_WORDS * RECORD.itemsize
     for number, (text, nodes) in enumerate(texts):
-        yield MemoryAnnotation(number * record, text, tuple(nodes))
+        yield MemoryAnnotation(number * RECORD_BYTES, text, tuple(nodes))
 
 
 def constants(program: Program, name: str) -> Iterator[MemoryAnnotation]:

@@ -5,6 +5,10 @@ operators that move or select elements constrain the scales of their tensors. Sc
 provides are kept, as are the integers of its weights. A convolution absorbs what its only reader does: the
 activation, the addition of another map, slopes. Between the stages values keep FRACTION fractional bits of the
 last scale.
+
+int16 beside int8 in one graph: SDP converts between them on a map in memory (table 30); a convolution, a pool and
+CDP keep the format of their map (tables 29, 31, 32). So every tensor has one format, and wherever it passes from
+one to the other there is a Rescale, a layer of its own.
 """
 
 from __future__ import annotations
@@ -114,9 +118,6 @@ def in_fp16(
     return Floats(graph, nodes, seen, winograd).built()
 
 
-__all__ = ["MOST_POOL", "in_fp16", "quantise", "wide_tensors", "widened"]
-
-
 def wide_tensors(graph: Graph, wide: Collection[str]) -> set[str]:
     """The tensors in int16 of a graph in which nodes of these names are: results, and inputs that they read."""
     found = {name for node in graph.nodes if node.name in wide for name in node.outputs}
@@ -155,3 +156,6 @@ def widened(
         made.append(reading(node, given))
     copied = {copy: name for (name, _), copy in copies.items()}
     return (rebuild(graph, made, {}) if copies else graph), frozenset(found), copied
+
+
+__all__ = ["MOST_POOL", "in_fp16", "quantise", "wide_tensors", "widened"]

@@ -1,8 +1,7 @@
 """Walks the float graph once and writes the graph of passes: which nodes a pass computes, and its window.
 
-The contents of a pass's stages depend on the precision: Integers and Floats provide them.
-
-Which nodes form one pass: a convolution and what its only reader does.
+A convolution's pass includes what its only reader does. The contents of a pass's stages depend on the precision:
+Integers and Floats provide them, as drafts of stages, operands and converter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights as fp16, rounded so that the errors of a kernel cancel on its typical input.
+"""Weights as fp16, rounded so that the errors of a kernel cancel on its typical input, whose statistics are here.
 
 A weight's error is the same for every pixel and sample: nothing behind averages out its effect on the mean of a
 result, and it matters most where a network's results are means. Each weight becomes one of the two adjacent fp16

@@ -1,4 +1,7 @@
-"""Convolutions in one or both SDP stages: any bias and any ratio of scales, with zero points or given weights."""
+"""Convolutions in one or both SDP stages: any bias and any ratio of scales, with zero points or given weights.
+
+`Multiplied` reads them back from an NvConv: weights, a 16-bit bias behind a shift, multipliers.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +98,6 @@ def chosen(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: floa
 
 
 Operands = dict[str, Array]
-
-
 SATURATED = 256
 """A result this many steps from the zero point saturates to int8, whatever the zero point."""
 

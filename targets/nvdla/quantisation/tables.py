@@ -1,7 +1,8 @@
-"""Functions of one element as contents of EW's tables.
+"""Contents of tables: functions of one element in EW's, local response normalisation in CDP's.
 
-int8: one entry per input value. int16 and fp16: LO has 257 entries over the range where the function bends, LE has
-65 over the middle of it; the tables interpolate between entries and continue as straight lines outside.
+EW, int8: one entry per input value. int16 and fp16: LO has 257 entries over the range where the function bends, LE
+has 65 over the middle of it; the tables interpolate between entries and continue as straight lines outside. CDP's
+output converter is derived from the scales.
 """
 
 from __future__ import annotations

@@ -1,4 +1,14 @@
-"""What selection needs besides the node: the placement of tensors, and the image of weights and operands."""
+"""What selection works on: placed tensors, the image of constants, convolutions as the hardware sees them.
+
+A convolution has lanes of input and result, passes over lanes, and windows of tiles. Multi-batch mode is for a
+fully connected layer on cubes stored one below another, each convolved by itself. Where every window covers one
+cube, each line of the result belongs to one cube. A convolution whose stride is the height of a cube computes the
+same, but strides end at 8; the mode has no such limit. Where both are possible the mode is used, as NVDLA's own
+documentation advises for such layers; the cycle model rates both equally.
+
+Source: Table 35 (stride of cubes); NVDLA's documentation (up to 32 batches of direct convolution); its assertions
+(SDP writes batches from even atoms on).
+"""
 
 from __future__ import annotations
 
@@ -27,6 +37,63 @@ from npuc.targets.nvdla.operations.surfaces import (
     tensor_precision,
 )
 from npuc.targets.nvdla.operations.tiling import Geometry, RowTile, expect_kernels, kernels_together
+
+KernelKey = tuple[str, int, int, WeightForm]
+"""The key of a pass's weights: name of the result, first lane, number of lanes, weight form."""
+
+
+@dataclass
+class Constants:
+    """The image of weights and operands; equal blobs are stored once."""
+
+    machine: Machine
+    base: int
+    image: bytearray = field(default_factory=bytearray)
+    known: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    """The address of each blob by its digest."""
+    kernels: dict[KernelKey, Kernels] = field(default_factory=dict[KernelKey, Kernels])
+    """Weights that are stored already."""
+    sdps: dict[tuple[str, int, int], Sdp] = field(default_factory=dict[tuple[str, int, int], Sdp])
+    """SDP settings that are the same for every tile, by result, first lane and number of lanes."""
+    counted: bool = False
+    """Only count sizes, for costing: the image stays empty and every address is 0."""
+
+    def add(self, form: str, data: bytes) -> int:
+        """The address of a blob, stored once and aligned as table 35 demands for its format."""
+        if self.counted:
+            return 0
+        digest = blake2b(data).digest()
+        if digest not in self.known:
+            start = aligned(len(self.image), alignment(form, "start", self.machine.atom_bytes))
+            self.image += bytes(start - len(self.image))
+            self.image += data
+            self.known[digest] = self.base + start
+        return self.known[digest]
+
+
+@frozen
+class Placed:
+    """A tensor's view and the address of its buffer."""
+
+    view: BufferView
+    base: int
+
+    def surface(
+        self, *, lanes: int | None = None, first_surface: int = 0, row: int = 0, rows: int | None = None
+    ) -> Surface:
+        """The tensor, or some of its surfaces and rows, as registers describe it."""
+        view, held = self.view, self.view.buffer
+        return Surface(
+            self.base + view.window(first_surface, row),
+            view.width,
+            view.height if rows is None else rows,
+            FORMATS[held.pixels].channels if held.pixels else view.extent if lanes is None else lanes,
+            held.atom_bytes if (view.width, rows or view.height) == (1, 1) else view.line_stride,
+            0 if held.pixels and held.surfaces == 1 else held.surface_stride,
+            held.precision,
+            held.pixels,
+            held.conversion,
+        )
 
 
 def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
@@ -201,64 +268,6 @@ def covers(shape: Geometry) -> bool:
     return (
         shape.form.kind == "direct" and shape.line_step == 1 and not shape.top and below and shape.out_width == 1
     )
-
-
-KernelKey = tuple[str, int, int, WeightForm]
-"""The key of a pass's weights: name of the result, first lane, number of lanes, weight form."""
-
-
-@dataclass
-class Constants:
-    """The image of weights and operands; equal blobs are stored once."""
-
-    machine: Machine
-    base: int
-    image: bytearray = field(default_factory=bytearray)
-    known: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    """The address of each blob by its digest."""
-    kernels: dict[KernelKey, Kernels] = field(default_factory=dict[KernelKey, Kernels])
-    """Weights that are stored already."""
-    sdps: dict[tuple[str, int, int], Sdp] = field(default_factory=dict[tuple[str, int, int], Sdp])
-    """SDP settings that are the same for every tile, by result, first lane and number of lanes."""
-    counted: bool = False
-    """Only count sizes, for costing: the image stays empty and every address is 0."""
-
-    def add(self, form: str, data: bytes) -> int:
-        """The address of a blob, stored once and aligned as table 35 demands for its format."""
-        if self.counted:
-            return 0
-        digest = blake2b(data).digest()
-        if digest not in self.known:
-            start = aligned(len(self.image), alignment(form, "start", self.machine.atom_bytes))
-            self.image += bytes(start - len(self.image))
-            self.image += data
-            self.known[digest] = self.base + start
-        return self.known[digest]
-
-
-@frozen
-class Placed:
-    """A tensor's view and the address of its buffer."""
-
-    view: BufferView
-    base: int
-
-    def surface(
-        self, *, lanes: int | None = None, first_surface: int = 0, row: int = 0, rows: int | None = None
-    ) -> Surface:
-        """The tensor, or some of its surfaces and rows, as registers describe it."""
-        view, held = self.view, self.view.buffer
-        return Surface(
-            self.base + view.window(first_surface, row),
-            view.width,
-            view.height if rows is None else rows,
-            FORMATS[held.pixels].channels if held.pixels else view.extent if lanes is None else lanes,
-            held.atom_bytes if (view.width, rows or view.height) == (1, 1) else view.line_stride,
-            0 if held.pixels and held.surfaces == 1 else held.surface_stride,
-            held.precision,
-            held.pixels,
-            held.conversion,
-        )
 
 
 @frozen

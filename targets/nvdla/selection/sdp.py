@@ -1,4 +1,11 @@
-"""SDP behind a convolution or on a map, with operands in registers, constants or maps; CDP, with such tables."""
+"""SDP behind a convolution or on a map, with operands in registers, constants or maps; CDP, with such tables.
+
+SDP treats a map of one pixel as packed, atom after atom, whatever its line and surface strides. A map that is not
+packed goes through SDP as a column instead: each surface is a line of one atom. A convolution whose result is not
+packed is computed one atom of kernels at a time, as a single surface needs no stride.
+
+Source of the latter: Arithmetic, SDP: cubes of 1 x 1; seen on the RTL.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,17 @@
-"""Test programs: initial memory, commands, expected results; and their memory files.
+"""Test programs: initial memory, commands, expected results; their memory files; written in nv_small's syntax.
 
 Memory files are .dat packets of nv_small and dumps of nv_full. A packet is {offset:0x20, size:4, payload:0x00 0x10
-0x20 0x30}, one per line, of at most 32 bytes.
+0x20 0x30}, one per line, of at most 32 bytes. A test program is written as NAME.cfg, and a .dat file for each
+region of memory.
+
+A sequential player executes the file in order and stops at `intr_notify` until the interrupt comes. NVDLA's own
+environment runs two kinds of players in parallel: a sequencer for each block, and monitors that announce
+interrupts. For it, sync_wait makes a block wait for the interrupts that precede its next command, and sync_notify
+passes on the order in which blocks are enabled; results are checked after all interrupts. The Verilator test bench
+of NVDLA's tree has no waits, and its polls give up after ten reads: there the time of an operation is spent on
+reads of a constant register, and a single check follows the last interrupt.
+
+Source: NVDLA's verification guide, configuration file format; verif/verilator of NVDLA's hardware repository.
 """
 
 from __future__ import annotations
