@@ -135,12 +135,14 @@ def _target_of(path: Path, target: str | None) -> Target:
     """The target that lists a file: a loadable's own, the one asked for, or the first. Raises UsageError."""
     from npuc.registry import TARGETS
     from npuc.registry import target as find
-    from npuc.targets.nvdla.machine.registers import LIKE, is_loadable, is_register_program
+    from npuc.targets.nvdla.machine.registers import REGISTER_TARGETS, is_loadable, is_register_program
 
     if is_loadable(path):
-        return find(LIKE[0])
+        return find(REGISTER_TARGETS[0])
     if target is None and is_register_program(path):
-        raise click.UsageError(f"the file holds register records: --target {', '.join(LIKE)} says whose")
+        raise click.UsageError(
+            f"the file holds register records: --target {', '.join(REGISTER_TARGETS)} says whose"
+        )
     return find(target or next(iter(TARGETS)))
 
 

@@ -267,7 +267,7 @@ class Wait:
 Command = Write | Poll | Wait
 RECORD_BYTES = 16
 """Of a command in the file of a register program."""
-LIKE = ("nvdla-small", "nvdla-large", "nvdla-full")
+REGISTER_TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
 """The targets whose register programs are alike from the outside."""
 LOADABLE = b"NVDA"
 """Bytes 4 to 8 of a loadable: the identifier of its flatbuffer."""
