@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from npuc.ir import Array, Node
-from npuc.quantize.network.construction import Quantised
-from npuc.quantize.network.layers import LayerWeights, Shifted
+from npuc.quantize.network.construction import LayerWeights, Quantised, Shifted
 from npuc.targets.bm1684.quantisation.operators import UNSIGNED
 from npuc.targets.bm1684.quantisation.steps import MOST_BIAS
 

@@ -11,7 +11,7 @@ from npuc.host import manifest as steps
 from npuc.ir import Graph
 from npuc.ops.attributes import ERROR_LSB, PADDING, SELECTS
 from npuc.ops.products import macs
-from npuc.quantize.arithmetic.ranges import bound
+from npuc.quantize.arithmetic.weights import bound
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.easynpu.layers.jobs import Stage
 from npuc.targets.easynpu.layers.tiling import costs

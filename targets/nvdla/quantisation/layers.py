@@ -9,8 +9,7 @@ import numpy as np
 
 from npuc.ir import Array, Node
 from npuc.ops.attributes import AVERAGE
-from npuc.quantize.network.construction import Quantised
-from npuc.quantize.network.layers import IntegerLayer, LayerWeights
+from npuc.quantize.network.construction import IntegerLayer, LayerWeights, Quantised
 from npuc.targets.nvdla.arithmetic.attributes import WINOGRAD
 from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, MOST_MULTIPLIER
 from npuc.targets.nvdla.arithmetic.integer import operands, stages
