@@ -2,10 +2,11 @@
 
     python benchmarks/history.py [BENCHMARK]
 
-prints the file, a line per benchmark and release. A benchmark with `--history compare` prints which of its ratios have grown by more than NOISE
-since the last release (or, if there is none, since the last line of this one) and ends with exit code 1 if any
-has; with `--history append` it prints them and writes its line, replacing one of the same version. Ratios are to a
-baseline in the same run, so that machine and load matter little; seconds are not recorded.
+prints the file, a line per benchmark and release. A benchmark with `--history compare` prints which of its ratios
+have grown by more than NOISE since the last release (or, if there is none, since the last line of this one) and
+ends with exit code 1 if any has; with `--history append` it prints them and writes its line, replacing one of the
+same version. Ratios are to a baseline in the same run, so that machine and load matter little; seconds are not
+recorded.
 """
 
 from __future__ import annotations
