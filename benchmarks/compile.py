@@ -16,9 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from history import follow, history_option, note_option
+from history import conclude, follow, history_option, note_option
 from networks import Network, light, networks
-from outcome import conclude
 
 YARDSTICK = """
 import sys, numpy, onnx

@@ -1,11 +1,12 @@
-"""benchmarks/history.json: the ratios of each release, a line per benchmark, to detect regressions.
+"""The end of a benchmark: rows printed and held against limits, and ratios kept in benchmarks/history.json.
 
     python benchmarks/history.py [BENCHMARK]
 
-prints the file. A benchmark with `--history compare` prints which of its ratios have grown by more than NOISE
-since the last release (or, if there is none, since the last line of this one) and ends with exit code 1 if any
-has; with `--history append` it prints them and writes its line, replacing one of the same version. Ratios are to a
-baseline in the same run, so that machine and load matter little; seconds are not recorded.
+prints the file, a line per benchmark and release. A benchmark with `--history compare` prints which of its ratios
+have grown by more than NOISE since the last release (or, if there is none, since the last line of this one) and
+ends with exit code 1 if any has; with `--history append` it prints them and writes its line, replacing one of the
+same version. Ratios are to a baseline in the same run, so that machine and load matter little; seconds are not
+recorded.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import click
 
 from npuc import __version__
-from npuc.text.terminal import table
+from npuc.text.terminal import as_json, table
+
+if TYPE_CHECKING:
+    from networks import Network
 
 FILE = Path(__file__).with_name("history.json")
 NOISE = 1.2
@@ -36,6 +41,31 @@ history_option = click.option(
 note_option = click.option(
     "--note", default="", help="What a reader of the history must know: the machine, its load."
 )
+
+
+class Measured(Protocol):
+    """A row: a frozen dataclass with its limits."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def within(self) -> bool:
+        """Whether all limits are met."""
+        ...
+
+
+def conclude(
+    header: Sequence[str], rows: Sequence[Measured], found: Sequence[Network], *, json_wanted: bool, check: bool
+) -> None:
+    """Prints the rows and the origin of the networks; exits with 1 if checked and a limit is exceeded."""
+    if json_wanted:
+        entries = [{**asdict(row), "within": row.within} for row in rows]
+        click.echo(as_json({"networks": {each.name: each.origin for each in found}, "rows": entries}))
+    else:
+        click.echo(table((*header, "within"), [(*asdict(row).values(), row.within) for row in rows]))
+        click.echo("\n".join(f"{each.name}: {each.origin}" for each in found))
+    if check and not all(row.within for row in rows):
+        sys.exit(1)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 import click
 from compile import cost
+from history import conclude
 from networks import Network, light
-from outcome import conclude
 
 NAMES = {
     "AlexNet": "bvlc_alexnet",

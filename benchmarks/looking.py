@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 import click
 import numpy as np
 from compile import cost
+from history import conclude
 from networks import Network, light, networks
-from outcome import conclude
 
 from npuc.registry import TARGETS
 from npuc.samples.loading import save

@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 
 import click
 from compile import YARDSTICK, cost
+from history import conclude
 from networks import Network, searched
-from outcome import conclude
 
 SAMPLER = """
 import collections, json, runpy, signal, sys, time

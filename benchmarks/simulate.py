@@ -16,9 +16,8 @@ from typing import Any
 
 import click
 import onnxruntime
-from history import follow, history_option, note_option
+from history import conclude, follow, history_option, note_option
 from networks import Network, networks
-from outcome import conclude
 
 from npuc import program, running
 from npuc.samples.loading import synthetic

@@ -21,7 +21,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.pipeline import run_passes
-from npuc.quantize.arithmetic.ranges import bound
+from npuc.quantize.arithmetic.weights import bound
 from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import average_kernel

@@ -15,7 +15,7 @@ from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import integer_nodes, selects, tensors_of
 from npuc.quantize.scales.model_scales import steps_of
-from npuc.quantize.scales.offsets import by_biases, offset_inputs, offset_results
+from npuc.quantize.scales.zero_points import by_biases, offset_inputs, offset_results
 from npuc.reference import session
 from tests.graphs.compiling import Case, verified
 from tests.passes.networks import network, node

@@ -11,8 +11,7 @@ import pytest
 
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
-from npuc.quantize.calibration.clipping import METHODS, range_limit
-from npuc.quantize.calibration.histograms import EMPTY, Histogram, histograms
+from npuc.quantize.calibration.histograms import EMPTY, METHODS, Histogram, histograms, range_limit
 from npuc.quantize.improvement import proposals, search
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, ends
 from npuc.quantize.improvement.equalisation import Equalised, equalised, groups, sizes
@@ -22,10 +21,9 @@ from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.proposals import JudgedLayer
 from npuc.quantize.improvement.search import Recipe, TrialNetwork, added, best_network, divided, drawn
 from npuc.quantize.network.build import quantiser
-from npuc.quantize.network.construction import Quantised
-from npuc.quantize.network.layers import LayerWeights, Shifted
+from npuc.quantize.network.construction import LayerWeights, Quantised, Shifted
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
-from npuc.quantize.scales.offsets import offset_inputs, offset_results
+from npuc.quantize.scales.zero_points import offset_inputs, offset_results
 from npuc.samples.loading import Samples
 from npuc.targets.easynpu.layers.tables import best_table
 from tests.passes.networks import network, node

@@ -25,7 +25,7 @@ from npuc.quantize.calibration.histograms import EMPTY, histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
-from npuc.quantize.scales.offsets import offset_results
+from npuc.quantize.scales.zero_points import offset_results
 from npuc.reference import session
 from npuc.target import Options, Request, target
 from tests.compiled import compilation

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 
 from npuc.interpreter import run
 from npuc.ir import Graph
-from npuc.quantize.calibration.clipping import METHODS
-from npuc.quantize.calibration.histograms import EMPTY, Histogram, histograms
+from npuc.quantize.calibration.histograms import EMPTY, METHODS, Histogram, histograms
 from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, in_powers_of_two, next_power
-from npuc.quantize.scales.offsets import IN_BIASES, offset_inputs, offset_results
+from npuc.quantize.scales.zero_points import IN_BIASES, offset_inputs, offset_results
 from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.easynpu.machine import parameters as easynpu

@@ -20,16 +20,15 @@ from npuc.ops import build
 from npuc.ops.attributes import PADDING
 from npuc.ops.integer import convolve
 from npuc.program import load, save
-from npuc.quantize.arithmetic.ranges import bound
 from npuc.quantize.arithmetic.tables import domains, reached_domain
+from npuc.quantize.arithmetic.weights import bound
 from npuc.quantize.calibration.histograms import EMPTY, NOTHING, computed, histograms, uniform
-from npuc.quantize.scales import sides
+from npuc.quantize.scales import zero_points
 from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
-from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints
-from npuc.quantize.scales.reach import LARGEST, expect_within_reach
 from npuc.quantize.scales.results import node_histograms
-from npuc.quantize.scales.sides import one_sided
+from npuc.quantize.scales.spans import LARGEST, expect_within_reach
+from npuc.quantize.scales.zero_points import IN_BIASES, ZeroPoints, one_sided
 from npuc.reference import session
 from npuc.samples.loading import Samples
 from npuc.target import Options, Request, target
@@ -320,9 +319,9 @@ def test_what_was_seen_on_these_samples_is_not_computed_again(monkeypatch: pytes
         asked.append([*names])
         yield from computed(graph, feeds, names)
 
-    monkeypatch.setattr(sides, "computed", noted)
+    monkeypatch.setattr(zero_points, "computed", noted)
     alone = one_sided(graph, graph.nodes, feeds, known, IN_BIASES)
-    seen: sides.Sides = {}
+    seen: zero_points.Sides = {}
     for histograms_of in (known, known, wider):
         again = one_sided(graph, graph.nodes, feeds, histograms_of, IN_BIASES, seen)
         assert again["a"] == alone["a"]

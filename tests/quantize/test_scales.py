@@ -19,8 +19,7 @@ import npuc
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.calibration.clipping import METHODS
-from npuc.quantize.calibration.histograms import EMPTY, Histogram
+from npuc.quantize.calibration.histograms import EMPTY, METHODS, Histogram
 from npuc.quantize.scales import assignment
 from npuc.quantize.scales.assignment import (
     FRACTIONS,

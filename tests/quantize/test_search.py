@@ -29,8 +29,7 @@ from npuc.quantize.improvement.proposals import (
 )
 from npuc.quantize.improvement.search import Trial, TrialNetwork, best_network
 from npuc.quantize.network.build import quantise
-from npuc.quantize.network.construction import Quantised
-from npuc.quantize.network.layers import LayerWeights
+from npuc.quantize.network.construction import LayerWeights, Quantised
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.results import histograms_before_host, node_histograms
 from npuc.samples.loading import Samples

@@ -17,9 +17,9 @@ from npuc.quantize.calibration.histograms import histograms, uniform
 from npuc.quantize.improvement import balance
 from npuc.quantize.improvement.balance import balanced, chosen, rounded, without_data
 from npuc.quantize.improvement.borders import bordered
+from npuc.quantize.improvement.equalisation import split
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import TrialNetwork
-from npuc.quantize.improvement.splitting import split
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps

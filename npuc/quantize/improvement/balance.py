@@ -28,7 +28,7 @@ from npuc.quantize.improvement.levels import Level
 from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.proposals import JudgedLayer, bias_by_weights
 from npuc.quantize.improvement.search import FEWEST_SAMPLES, TrialNetwork
-from npuc.quantize.network.layers import LayerWeights
+from npuc.quantize.network.construction import LayerWeights
 from npuc.samples.loading import Samples
 
 

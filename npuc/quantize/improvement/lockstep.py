@@ -21,8 +21,7 @@ from npuc.quantize.arithmetic.steadiness import better
 from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT
 from npuc.quantize.improvement.evidence import Sampled, float_bias, taps_under
 from npuc.quantize.improvement.proposals import JudgedLayer, Proposal, rounded_in_turn
-from npuc.quantize.network.construction import Quantised
-from npuc.quantize.network.layers import IntegerLayer, LayerEncoding, LayerWeights
+from npuc.quantize.network.construction import IntegerLayer, LayerEncoding, LayerWeights, Quantised
 
 
 def weighted(nodes: Sequence[Node]) -> tuple[Node, ...]:

@@ -19,8 +19,7 @@ from npuc.ops.attributes import SELECTS
 from npuc.ops.products import macs
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
 from npuc.quantize.improvement.search import Trial, TrialNetwork, divided, teaches
-from npuc.quantize.network.construction import Quantised
-from npuc.quantize.network.layers import SHIFTED, LayerEncoding
+from npuc.quantize.network.construction import SHIFTED, LayerEncoding, Quantised
 from npuc.samples.loading import Samples
 from npuc.text.terminal import short
 

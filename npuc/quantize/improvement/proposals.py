@@ -18,7 +18,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.quantize.arithmetic.steadiness import corrections
 from npuc.quantize.improvement.evidence import sums
-from npuc.quantize.network.layers import LayerWeights
+from npuc.quantize.network.construction import LayerWeights
 
 
 @frozen

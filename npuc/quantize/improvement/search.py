@@ -27,19 +27,16 @@ from npuc.quantize.calibration.histograms import (
 )
 from npuc.quantize.improvement import equalisation, proposals
 from npuc.quantize.improvement.acceptance import acceptance, decibels, ends
-from npuc.quantize.improvement.equalisation import Equalised
+from npuc.quantize.improvement.equalisation import Equalised, split
 from npuc.quantize.improvement.evidence import Sampled, Watch, sampled
 from npuc.quantize.improvement.levels import Level, SearchVariant
 from npuc.quantize.improvement.lockstep import improved, weighted
-from npuc.quantize.improvement.splitting import split
-from npuc.quantize.network.construction import Quantise, Quantised
-from npuc.quantize.network.layers import SHIFTED, LayerEncoding
+from npuc.quantize.network.construction import SHIFTED, LayerEncoding, Quantise, Quantised
 from npuc.quantize.network.renaming import integers_renamed
 from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
-from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints, offset_inputs, offset_results
 from npuc.quantize.scales.results import node_histograms
-from npuc.quantize.scales.sides import Sides, one_sided
+from npuc.quantize.scales.zero_points import IN_BIASES, Sides, ZeroPoints, offset_inputs, offset_results, one_sided
 from npuc.samples.loading import Samples
 
 FEWEST_SAMPLES = 4

@@ -44,8 +44,7 @@ from npuc.quantize.scales.constraints import (
 )
 from npuc.quantize.scales.exact_factors import with_exact_factors
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, steps_of
-from npuc.quantize.scales.reach import expect_within_reach
-from npuc.quantize.scales.spans import ANYTHING, Span, limits_of, spans
+from npuc.quantize.scales.spans import ANYTHING, Span, expect_within_reach, limits_of, spans
 
 
 def quantise(

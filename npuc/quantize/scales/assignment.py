@@ -24,8 +24,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.quantize.calibration.clipping import BEYOND, octaves_above, range_cost
-from npuc.quantize.calibration.histograms import Histogram
+from npuc.quantize.calibration.histograms import BEYOND, Histogram, octaves_above, range_cost
 
 Bounds = Sequence[tuple[str, str, int, int]]
 """coarse, fine, least, most: least <= number of coarse - number of fine <= most."""

@@ -1,13 +1,18 @@
-"""Value ranges of tensors, as far as the nodes that compute them imply them."""
+"""Value ranges of tensors, as far as the nodes that compute them imply them, and those that int8 cannot reach."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import inf
 
+from npuc.errors import Problem, UnsupportedOperator
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX, MIN
 from npuc.ops.movement import ONNX_MOVEMENT
 from npuc.ops.windows import SELECTION
+from npuc.quantize.calibration.histograms import NOTHING, Histogram
+from npuc.quantize.scales.assignment import EXPONENTS
+from npuc.quantize.scales.constraints import data_inputs
 from npuc.quantize.scales.model_scales import steps_of
 
 Span = tuple[float, float]
@@ -40,3 +45,34 @@ def limits_of(graph: Graph, node: Node) -> Span:
         return MIN(node), MAX(node)
     steps = steps_of(graph, node) if kind in ("FakeQuantize", "DequantizeLinear") else None
     return ANYTHING if steps is None else steps.limits
+
+
+LARGEST = 127 * 2.0 ** float(EXPONENTS[-1])
+"""What int8 reaches with the largest scale; an infinity in disguise, such as -3.4e38, is far beyond."""
+
+
+def expect_within_reach(nodes: Sequence[Node], histograms: Mapping[str, Histogram]) -> None:
+    """Raises UnsupportedOperator (E205) for every node that reads or writes a tensor with larger values, or with
+    none above NOTHING."""
+    beyond = {name: each.largest for name, each in histograms.items() if _unreachable(each)}
+    found: list[Problem] = []
+    for node in nodes if beyond else ():
+        name = next((name for name in (*node.outputs, *data_inputs(node)) if name in beyond), None)
+        if name is not None:
+            found.append(_problem(node, name, beyond[name]))
+    if found:
+        raise UnsupportedOperator.of(found)
+
+
+def _unreachable(values: Histogram) -> bool:
+    return values.largest > LARGEST or 0 < values.largest <= NOTHING
+
+
+def _problem(node: Node, tensor: str, largest: float) -> Problem:
+    small = largest <= NOTHING
+    reason = (
+        "values are too small for a scale" if small else f"values reach {largest:.3g}: larger ones would saturate"
+    )
+    limit = f"more than {NOTHING:.3g}" if small else f"{LARGEST:.3g}"
+    remedy = f"the host (leave out --strict), or {'larger' if small else 'smaller'} weights"
+    return Problem("E205", reason, node.source, node.op, tensor, limit, remedy)

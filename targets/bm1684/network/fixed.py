@@ -33,8 +33,8 @@ from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_weights
 from npuc.quantize.scales.constraints import integer_nodes
 from npuc.quantize.scales.model_scales import only_of_inputs
-from npuc.quantize.scales.offsets import ZeroPoints
 from npuc.quantize.scales.results import calibrated
+from npuc.quantize.scales.zero_points import ZeroPoints
 from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
 from npuc.target import Options

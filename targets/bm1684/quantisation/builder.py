@@ -23,8 +23,7 @@ from npuc.quantize.network.build import IntegerBuilder, IntegerForm, expect_weig
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import average_kernel, data_inputs
 from npuc.quantize.scales.model_scales import Steps
-from npuc.quantize.scales.reach import expect_within_reach
-from npuc.quantize.scales.spans import limits_of
+from npuc.quantize.scales.spans import expect_within_reach, limits_of
 from npuc.targets.bm1684.quantisation.operators import (
     FACTORS,
     LOOKUP,

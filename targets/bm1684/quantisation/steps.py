@@ -24,8 +24,7 @@ from npuc.passes.scales import Histograms, Pair, Select, joining, tying, with_re
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.arithmetic.weights import LARGEST_WEIGHT
 from npuc.quantize.calibration.histograms import Histogram
-from npuc.quantize.network.construction import Quantised
-from npuc.quantize.network.layers import LayerWeights, Shifted
+from npuc.quantize.network.construction import LayerWeights, Quantised, Shifted
 from npuc.quantize.scales.assignment import ScaleConstraints, components
 from npuc.quantize.scales.constraints import constraints_of, data_inputs, equal_scales, floors, tensors_of
 from npuc.quantize.scales.model_scales import Steps

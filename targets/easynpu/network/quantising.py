@@ -28,8 +28,8 @@ from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_n
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps, only_of_inputs
-from npuc.quantize.scales.offsets import IN_BIASES
 from npuc.quantize.scales.results import calibrated, node_histograms
+from npuc.quantize.scales.zero_points import IN_BIASES
 from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
 from npuc.target import Options

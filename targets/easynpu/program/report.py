@@ -32,7 +32,7 @@ from npuc.ops.attributes import (
 )
 from npuc.ops.products import macs
 from npuc.ops.windows import window_of
-from npuc.quantize.arithmetic.ranges import bound
+from npuc.quantize.arithmetic.weights import bound
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.easynpu.layers.jobs import Stage
 from npuc.targets.easynpu.layers.nodes import POINTWISE, split_offsets

@@ -22,8 +22,8 @@ from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_n
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps, given_steps, only_of_inputs
-from npuc.quantize.scales.offsets import ZeroPoints
 from npuc.quantize.scales.results import histograms_before_host, node_histograms
+from npuc.quantize.scales.zero_points import ZeroPoints
 from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
 from npuc.target import Options

@@ -33,7 +33,7 @@ from npuc.quantize.scales.assignment import (
 )
 from npuc.quantize.scales.constraints import data_inputs
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
-from npuc.quantize.scales.reach import expect_within_reach
+from npuc.quantize.scales.spans import expect_within_reach
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.constraints import constraints, keeping_averages
 from npuc.targets.nvdla.quantisation.floats import Floats

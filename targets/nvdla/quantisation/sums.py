@@ -14,8 +14,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops.accumulators import accumulator_bound
 from npuc.ops.attributes import AVERAGE
-from npuc.quantize.network.construction import Quantised
-from npuc.quantize.network.layers import IntegerLayer, LayerWeights
+from npuc.quantize.network.construction import IntegerLayer, LayerWeights, Quantised
 from npuc.quantize.scales.model_scales import integers_of
 from npuc.targets.nvdla.arithmetic.fixed_point import (
     FRACTION,
