@@ -205,8 +205,8 @@ def check(
 
     flags: as for `compile`.
     """
-    from npuc.compiling.checking import survey_of
     from npuc.cutting import part_of
+    from npuc.driver import survey_of
 
     with _request(model, target, options, flags, shapes=input_shapes) as request, part_of(request) as (part, _):
         found = survey_of(part)

@@ -19,7 +19,7 @@ PACKAGES = ("npuc", "passes", "targets", "models")
 # core <- passes <- targets <- driver, command line; models import the core only
 LAYERS = {"core": 0, "models": 1, "passes": 1, "targets": 2, "top": 3}
 TOP = (
-    "npuc.driver", "npuc.cli", "npuc.__main__", "npuc.verification", "npuc.compiling", "npuc.reports.summaries",
+    "npuc.driver", "npuc.cli", "npuc.__main__", "npuc.verification", "npuc.reports.summaries",
     "npuc.reports.comparison", "npuc.reports.judgements", "npuc.reports.tables",
     "npuc.page.sweep", "npuc.api", "npuc.cutting", "npuc.session", "npuc.onnx_backend", "npuc.onnx_suite",
     "npuc.regions",

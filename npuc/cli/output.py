@@ -155,7 +155,7 @@ class Artefact:
 
     def graph(self) -> Mapping[str, Any]:
         """Its graph.json. Raises ArtefactError if npuc did not write it."""
-        from npuc.verification.described import described
+        from npuc.evidence import described
 
         return described(self.with_evidence())
 

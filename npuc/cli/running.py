@@ -72,7 +72,7 @@ def run(
     from npuc.target import cycles_of
     from npuc.variants import chosen
     from npuc.verification.answers import Reader, answers, pictured
-    from npuc.verification.integer_network import integer_runner
+    from npuc.verification.batches import integer_runner
 
     if not data:
         raise click.UsageError("Missing option '--data'.")
@@ -144,7 +144,7 @@ def _draw(output: Path, reader: Reader, files: Sequence[Path], said: Sequence[Ma
 
 def _expect_integer(program: Program, *, others: bool) -> None:
     """Raises UsageError for --integer beside options of simulators, or for a floating-point program."""
-    from npuc.verification.integer_network import has_integer_network
+    from npuc.verification.batches import has_integer_network
 
     if others:
         raise click.UsageError("--integer simulates nothing: it excludes --chip-model and --trace")
@@ -237,9 +237,9 @@ def _bisected(
     """The first difference or the largest loss, and the files that reproduce it."""
     from dataclasses import asdict
 
+    from npuc.evidence import described
     from npuc.regions.artefact import is_composite
     from npuc.verification import bisection
-    from npuc.verification.described import described
 
     program, target = artefact.with_evidence(), artefact.target
     graph = described(program)

@@ -29,10 +29,10 @@ from npuc.system import budget
 from npuc.system.cluster import on_cluster
 from npuc.target import Runner, quickest
 from npuc.text.progress import SILENT, Progress
+from npuc.verification.batches import has_integer_network, integer_runner
 from npuc.verification.bits import BitDifferences
 from npuc.verification.checking import check_model
 from npuc.verification.equivalence import Original
-from npuc.verification.integer_network import has_integer_network, integer_runner
 from npuc.verification.judging.choosing import Asked, NotTaken, chosen
 from npuc.verification.judging.metric import FP32, Metric, Outputs
 

@@ -18,12 +18,12 @@ import onnx
 import pytest
 
 import npuc
+from npuc.evidence import described
 from npuc.ir import Node
 from npuc.models import detector, ds_cnn, resnet8
 from npuc.models.scenes import scenes
 from npuc.quantize.network.construction import GraphBuilder, Quantised
 from npuc.verification.bisection import largest_loss
-from npuc.verification.described import described
 
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "resnet8": resnet8.build,
