@@ -27,7 +27,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.regions.composite import target_of
-from npuc.regions.feeding import samples_of
+from npuc.regions.running import samples_of
 from npuc.registry import target as find
 from npuc.samples import loading as data
 from npuc.target import Options, Request, Runner, Target

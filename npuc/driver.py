@@ -27,8 +27,7 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.table import expect_of_model, not_stored
 from npuc.regions.accounting import account_of
 from npuc.regions.assembling import entire
-from npuc.regions.compilation import calibrating, compiled, lowered_parts, optimised_whole, request_of
-from npuc.regions.hosting import loads
+from npuc.regions.compilation import calibrating, compiled, loads, lowered_parts, optimised_whole, request_of
 from npuc.regions.planning import ModelPlan, partitioned, planned
 from npuc.regions.rebatching import rebatched
 from npuc.rewrites import Rewrite, rewrites

@@ -8,8 +8,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypedDict
 
-from npuc.export.network_name import identifier
 from npuc.flag import CHOICES, MIXED, REMOVED
+from npuc.host.c_text import identifier
 from npuc.images.description import described
 from npuc.system.budget import given
 from npuc.target import FLOATING, Options, Target, usual_options

@@ -24,10 +24,10 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from npuc.account import Report
 from npuc.errors import REMEDIES, ArtefactError, ModelError
 from npuc.frozen import frozen
 from npuc.images.description import Description
-from npuc.report import Report
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.mapped import append, linked, release
 from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of

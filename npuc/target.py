@@ -245,7 +245,7 @@ class Target(Protocol):
     named_exports: tuple[str, ...] = ()
     """Formats of exports whose files and functions are prefixed with the name of the network.
 
-    The name is `npuc.export.network_name`'s; several such networks fit into one firmware.
+    The name is `npuc.host.c_text.network_name`'s; several such networks fit into one firmware.
     """
     takes_layers: bool = False
     """Whether `layer` may give nodes of its int8 programs another precision."""

@@ -242,11 +242,10 @@ def check(
       npuc check resnet8.onnx --target nvdla-full --precision fp16
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
     """
-    from npuc.account import ACCOUNT, as_json, groups
+    from npuc.account import ACCOUNT, as_json, checked, groups
     from npuc.cutting import part_of
     from npuc.driver import NOWHERE, survey_of
     from npuc.registry import target as find
-    from npuc.reports.accounts import checked
     from npuc.target import Request
 
     kind = find(target)

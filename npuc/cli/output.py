@@ -168,7 +168,7 @@ class Artefact:
 
     def samples(self, data: Sequence[Path]) -> Samples:
         """The samples of these files."""
-        from npuc.regions.feeding import samples_of
+        from npuc.regions.running import samples_of
 
         return samples_of(self.program, data)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import onnx
 from onnx import helper
 
-from npuc.custom_ops import STANDARD
 from npuc.onnx_files.subgraphs import graphs, tensor_names, within
+from npuc.reference import STANDARD
 from npuc.target import RECURRENT
 from npuc.text.names import Names
 

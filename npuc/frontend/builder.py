@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npuc.conditions.lower_bounds import LowerBounds
+from npuc.conditions.values import LowerBounds
 from npuc.errors import ModelError, UnsupportedOperator
 from npuc.frozen import frozen
 from npuc.interpreter import evaluate

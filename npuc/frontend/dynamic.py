@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc.custom_ops import STANDARD
 from npuc.frontend.foreign import captured
 from npuc.onnx_files.subgraphs import tensor_names
+from npuc.reference import STANDARD
 from npuc.text.names import Names
 
 PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}

@@ -13,12 +13,12 @@ from typing import Any
 
 from npuc import running
 from npuc.account import account_of, reasons
-from npuc.custom_ops import custom_ops, libraries
 from npuc.driver import compile_model
 from npuc.errors import ArtefactError, DataError, ModelError, NpucError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, as_loaded
+from npuc.reference import custom_ops, libraries
 from npuc.regions.composite import target_of
 from npuc.registry import target
 from npuc.samples.loading import Samples

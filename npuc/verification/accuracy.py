@@ -14,14 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from npuc.custom_ops import custom_ops, libraries
 from npuc.errors import NpucError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, load, load_evidence
+from npuc.reference import custom_ops, libraries
 from npuc.regions.composite import Composite, parts, target_of
-from npuc.regions.feeding import samples_of
-from npuc.regions.running import CompositeRunner
+from npuc.regions.running import CompositeRunner, samples_of
 from npuc.running import batch_of
 from npuc.samples.loading import Samples
 from npuc.samples.structured import row

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from npuc.conditions.constraints import refused, table
 from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
-from npuc.export.network_name import network_name
+from npuc.host.c_text import network_name
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
@@ -71,7 +71,7 @@ class Bm1684(Target):
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that no calls can compute, with the constraint it violates."""
-        from npuc.host_nodes import emptiness
+        from npuc.conditions.host import emptiness
 
         machines.load(options.machine)
         if options.precision == "int8":
@@ -97,8 +97,8 @@ class Bm1684(Target):
 
     def _fixed(self, graph: Graph, samples: Samples, options: Options, machine: Machine) -> Program:
         """An int8 program, with the integer network as its evidence."""
+        from npuc.conditions.host import constant_steps
         from npuc.evidence import evidence
-        from npuc.host_nodes import constant_steps
         from npuc.quantize.improvement.search import as_json
         from npuc.targets.bm1684.lowering import fixed
         from npuc.targets.bm1684.network import quantising
@@ -210,7 +210,7 @@ class Bm1684(Target):
 
 def _host_step(graph: Graph, node: Node) -> HostStep:
     """A node before or after the kernel; a product has the factors of channels (quantize/improvement/borders)."""
-    from npuc.host_nodes import host_step
+    from npuc.conditions.host import host_step
     from npuc.targets.bm1684.network.fixed import HOST
 
     step = host_step(graph, node, HOST.get(node.op, ""), at_border=True)
@@ -219,7 +219,7 @@ def _host_step(graph: Graph, node: Node) -> HostStep:
 
 def _fixed_problems(graph: Graph, options: Options) -> list[Problem]:
     """Every node that 8-bit layers cannot compute, without what only moves the first axis beside one."""
-    from npuc.host_nodes import conversion_refusal, emptiness
+    from npuc.conditions.host import conversion_refusal, emptiness
     from npuc.targets.bm1684.network import fixed, quantising
 
     integer = set(quantising.integer(graph))

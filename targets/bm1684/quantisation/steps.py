@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npuc.conditions.lower_bounds import NOT_NEGATIVE
+from npuc.conditions.values import NOT_NEGATIVE
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, SELECTS
 from npuc.ops.movement import KEPT_INTEGERS

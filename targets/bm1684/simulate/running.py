@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from npuc.errors import ArtefactError
-from npuc.host.manifest import outputs_among
-from npuc.host.step import HostStep
+from npuc.host.step import HostStep, outputs_among
 from npuc.ir import Array
 from npuc.program import Program, count_of
 from npuc.storage.mapped import kept, place_of, release

@@ -10,8 +10,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from npuc.export import c_text
-from npuc.export.c_text import array, floating, listed, named
+from npuc.host import c_text
+from npuc.host.c_text import array, floating, listed, named
 from npuc.host.copies import Copy
 from npuc.ir import Array
 from npuc.program import Port, Program

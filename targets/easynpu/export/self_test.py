@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from npuc.export.c_text import sources
+from npuc.host.c_text import sources, vectors
 from npuc.ir import Array
 from npuc.program import Program, count_of
-from npuc.self_test.vectors import vectors
 from npuc.targets.easynpu.export.c_export import SOURCES
 from npuc.targets.easynpu.simulate.running import Runner
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.host.manifest import steps_of
-from npuc.host.step import HostStep
+from npuc.host.step import HostStep, steps_of
 from npuc.ir import Array
 from npuc.storage.machine_files import recorded
 from npuc.storage.records import damaged, read

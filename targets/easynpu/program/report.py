@@ -7,7 +7,7 @@ from dataclasses import asdict
 from math import prod
 from typing import Any
 
-from npuc.host import manifest as steps
+from npuc.host import step as steps
 from npuc.ir import Graph
 from npuc.ops.attributes import ERROR_LSB, PADDING, SELECTS
 from npuc.ops.macs import macs

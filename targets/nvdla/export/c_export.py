@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 
-from npuc.export import c_text
-from npuc.export.c_text import array, floating, listed, named
+from npuc.host import c_text
+from npuc.host.c_text import array, floating, listed, named
 from npuc.host.step import HostStep
 from npuc.program import Program
 from npuc.targets.nvdla.export import c_run

@@ -1,7 +1,7 @@
 """The whole inference in C: npuc_run.c plays the segments and computes the host steps between them.
 
-Consecutive host steps become one function of npuc_steps.c, built on the library of npuc.host_c; a step that the
-library cannot compute is only declared, for the application to supply.
+Consecutive host steps become one function of npuc_steps.c, built on the library of npuc.host.c_code; a step that
+the library cannot compute is only declared, for the application to supply.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from itertools import groupby
 
 import numpy as np
 
-from npuc.export import c_text
-from npuc.export.c_text import listed
+from npuc.host import c_text
+from npuc.host.c_code import C_TYPES, TYPES, FunctionSignature, HostFunction, constant, function, sources
+from npuc.host.c_text import listed
 from npuc.host.step import CONSTANT, HostStep, consistent
-from npuc.host_c.functions import TYPES, FunctionSignature, HostFunction, constant, function, sources
-from npuc.host_c.operators import C_TYPES
 from npuc.ir import Array, Node, TensorType, type_of
 from npuc.ops import build
 from npuc.program import Program

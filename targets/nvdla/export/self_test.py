@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from npuc.export.c_text import sources
+from npuc.host.c_text import sources, vectors
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.self_test.vectors import vectors
 from npuc.target import Observer
 from npuc.targets.nvdla.export.c_export import SOURCES
 from npuc.targets.nvdla.formats.precision import received

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from npuc.host.c_text import FOLDER, comparing
 from npuc.ir import Array
 from npuc.program import Program, count_of
-from npuc.self_test.comparing import FOLDER, comparing
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.formats.precision import DTYPES

@@ -16,8 +16,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError, EncodingError
 from npuc.frozen import frozen
-from npuc.host.manifest import steps_of
-from npuc.host.step import HostStep
+from npuc.host.step import HostStep, steps_of
 from npuc.program import Program
 from npuc.storage.machine_files import recorded
 from npuc.storage.records import damaged, read

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from npuc.conditions.host import BORDER, host_step
 from npuc.frozen import frozen
 from npuc.host.step import HostStep
-from npuc.host_nodes import BORDER, host_step
 from npuc.ir import Array, Graph, Node
 from npuc.targets.nvdla.formats.pixels import Conversion
 from npuc.targets.nvdla.model.arithmetic import shift_right
