@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from npuc.errors import ArtefactError, ModelError
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
-from npuc.onnx_files.external_weights import light
 from npuc.program import Program, canonical_json
-from npuc.storage.pieces import Content, Files
+from npuc.storage.mapped import Content, Files
 from npuc.storage.records import damaged, read
 from npuc.target import FLOATING
 
@@ -163,6 +162,7 @@ def network(content: Content) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
     from google.protobuf.message import DecodeError
 
     from npuc.frontend.reading import check_names
+    from npuc.onnx_files.external_data import light
 
     try:
         data, weights = light(content)

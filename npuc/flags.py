@@ -11,9 +11,9 @@ from typing import Any, TypedDict
 from npuc.flag import CHOICES, MIXED, REMOVED
 from npuc.host.c_text import identifier
 from npuc.images.description import described
+from npuc.storage.files import decoded
 from npuc.system.budget import given
 from npuc.target import FLOATING, Options, Target, usual_options
-from npuc.text.encodings import decoded
 from npuc.text.terminal import closest
 
 

@@ -29,8 +29,7 @@ from npuc.errors import REMEDIES, ArtefactError, ModelError
 from npuc.frozen import frozen
 from npuc.images.description import Description
 from npuc.storage.files import recover, replacing_folder
-from npuc.storage.mapped import append, linked, release
-from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
+from npuc.storage.mapped import Content, Files, Pieces, append, contents_of, linked, pieces_of, release, view_of
 from npuc.storage.records import damaged, read
 from npuc.system.budget import budget, take
 from npuc.text.escaping import terminal

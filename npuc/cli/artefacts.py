@@ -23,8 +23,7 @@ from npuc.cli.options import (
     prefix_option,
     removed_options,
 )
-from npuc.cli.output import Artefact, announce_synthetic, answer, note, opened, quiet, say, write_folder
-from npuc.cli.paths import PATH
+from npuc.cli.output import PATH, Artefact, announce_synthetic, answer, note, opened, quiet, say, write_folder
 from npuc.text.escaping import printed, terminal
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from npuc.cli.options import (
     target_option,
     tell_cache,
 )
-from npuc.cli.output import print_json, say, tell_warnings, verbose, with_seconds, working
-from npuc.cli.paths import PATH, unread
+from npuc.cli.output import PATH, print_json, say, tell_warnings, unread, verbose, with_seconds, working
 from npuc.flag import CHOICES
 from npuc.text.escaping import shown
 from npuc.text.terminal import closest

@@ -11,8 +11,7 @@ import click
 
 from npuc.cli.completing import LAYERS
 from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model, removed_options
-from npuc.cli.output import Artefact, answer, opened, working, written
-from npuc.cli.paths import PATH
+from npuc.cli.output import PATH, Artefact, answer, opened, working, written
 from npuc.text.escaping import shown
 
 if TYPE_CHECKING:

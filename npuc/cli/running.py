@@ -15,8 +15,7 @@ from npuc.cli.options import (
     labels_option,
     removed_options,
 )
-from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, answer, opened, verbose, working
-from npuc.cli.paths import PATH
+from npuc.cli.output import PATH, Artefact, announce_left_out, announce_synthetic, answer, opened, verbose, working
 from npuc.text.escaping import shown, terminal
 
 if TYPE_CHECKING:

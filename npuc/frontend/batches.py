@@ -10,7 +10,7 @@ from onnx import helper
 from npuc.onnx_files.subgraphs import graphs, tensor_names, within
 from npuc.reference import STANDARD
 from npuc.target import RECURRENT
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 SWAPPED = (1, 0, 2)
 """The axes of an input or a state in the other layout."""

@@ -10,8 +10,7 @@ from onnx import numpy_helper
 
 from npuc.errors import ModelError
 from npuc.ir import Array
-from npuc.onnx_files.external_data import array_of
-from npuc.onnx_files.limits import LARGEST_TENSOR
+from npuc.onnx_files.external_data import LARGEST_TENSOR, array_of
 from npuc.onnx_files.subgraphs import graphs
 from npuc.system.budget import expect_room
 

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from npuc.frontend.foreign import captured
 from npuc.onnx_files.subgraphs import tensor_names
 from npuc.reference import STANDARD
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 SUMS = ("Add", "Sub", "Concat")

@@ -12,7 +12,7 @@ from onnx import TensorProto, TypeProto, helper, numpy_helper
 from npuc.errors import NpucError
 from npuc.frontend.inference import inferred
 from npuc.ir import Array, TensorType
-from npuc.onnx_files.external_weights import without_weights
+from npuc.onnx_files.external_data import without_weights
 from npuc.onnx_files.subgraphs import subgraphs
 from npuc.reference import session, with_outputs
 

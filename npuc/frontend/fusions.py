@@ -8,7 +8,7 @@ import onnx
 from onnx import helper
 
 from npuc.onnx_files.subgraphs import tensor_names
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 KINDS = {
     "activation": onnx.AttributeProto.STRING,

@@ -9,7 +9,7 @@ import onnx
 from npuc.frontend.foreign import captured
 from npuc.frontend.model import FileNode
 from npuc.onnx_files.subgraphs import graphs, subgraphs, within
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 
 def file_nodes(model: onnx.ModelProto) -> tuple[FileNode, ...]:

@@ -11,7 +11,7 @@ from npuc.account import account_of, short_names
 from npuc.frozen import frozen
 from npuc.page import network
 from npuc.page.network import boxes_of
-from npuc.page.rendering import rendered
+from npuc.page.svg import rendered
 from npuc.program import Program
 from npuc.reports.difference import aligned, changes_line
 from npuc.reports.layers import figure_text, layers_of

@@ -17,7 +17,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION
 from npuc.page import charts
 from npuc.page.network import SHADES, Box, boxes_of, by_node, drawing
-from npuc.page.rendering import rendered
+from npuc.page.svg import rendered
 from npuc.program import Program
 from npuc.reports.layers import costliest, layer_facts, layers_of
 from npuc.samples.loading import Samples

@@ -17,7 +17,7 @@ from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embedded, pa
 from npuc.regions.planning import Key, ModelPlan, key_of, part_macs, read_outside
 from npuc.regions.running import within
 from npuc.samples.loading import Samples
-from npuc.storage.pieces import Content, Files
+from npuc.storage.mapped import Content, Files
 from npuc.target import Options
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.host.c_text import with_prefix
 from npuc.ir import Array, Graph, TensorType
 from npuc.onnx_files.export import to_onnx
-from npuc.onnx_files.external_weights import without_weights
+from npuc.onnx_files.external_data import without_weights
 from npuc.pipeline import Step, recorder
 from npuc.program import RANGES, Program, as_loaded, canonical_json, file_sha256
 from npuc.quantize.calibration.provenance import expect_ranges, with_ranges
@@ -51,9 +51,8 @@ from npuc.rewrites import rewrites
 from npuc.samples.loading import Samples, synthetic
 from npuc.samples.loading import load as load_samples
 from npuc.samples.sources import sources_of
-from npuc.storage.machine_files import as_toml
-from npuc.storage.mapped import trim
-from npuc.storage.pieces import Files, contents_of
+from npuc.storage.mapped import Files, contents_of, trim
+from npuc.storage.records import as_toml
 from npuc.system.budget import budget
 from npuc.target import Options, Request, Target
 

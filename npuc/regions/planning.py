@@ -25,7 +25,7 @@ from npuc.regions import graphs as parts_of
 from npuc.regions import partition
 from npuc.regions.rebatching import rebatched
 from npuc.target import Options, Request, Shapes, Target, matches
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 from npuc.text.terminal import closest
 
 ROUNDS = 64

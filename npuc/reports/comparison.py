@@ -24,11 +24,11 @@ from npuc.registry import target
 from npuc.samples.loading import Samples
 from npuc.samples.loading import load as load_samples
 from npuc.storage import mapped
-from npuc.storage.machine_files import as_toml
+from npuc.storage.records import as_toml
 from npuc.system import budget, interrupts
 from npuc.system.cluster import on_cluster
 from npuc.target import Options, Request, Shapes
-from npuc.text.progress import SILENT, Progress
+from npuc.text.terminal import SILENT, Progress
 from npuc.verification import metrics
 from npuc.verification.equivalence import expected
 

@@ -27,7 +27,7 @@ from npuc.samples.structured import row
 from npuc.system import budget
 from npuc.system.cluster import on_cluster
 from npuc.target import Runner, quickest
-from npuc.text.progress import SILENT, Progress
+from npuc.text.terminal import SILENT, Progress
 from npuc.verification.batches import has_integer_network, integer_runner
 from npuc.verification.bits import BitDifferences
 from npuc.verification.checking import check_model

@@ -29,7 +29,7 @@ from npuc.regions.artefact import is_composite
 from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.regions.witnesses import standing
 from npuc.samples.loading import Samples
-from npuc.storage.pieces import contents_of
+from npuc.storage.mapped import contents_of
 from npuc.storage.records import damaged, read
 from npuc.target import FLOATING, Observer, Runner, Target, cycles_of
 from npuc.verification.bits import EXACT, BitDifferences, as_numbers

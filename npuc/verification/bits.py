@@ -14,7 +14,7 @@ from npuc.ops.movement import KEPT_INTEGERS
 from npuc.program import Program
 from npuc.reference import has_integer_products, values_of, with_outputs
 from npuc.regions.witnesses import standing
-from npuc.storage.pieces import contents_of
+from npuc.storage.mapped import contents_of
 from npuc.storage.records import damaged
 from npuc.target import Target
 

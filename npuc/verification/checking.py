@@ -27,7 +27,7 @@ from npuc.samples.loading import Samples
 from npuc.samples.structured import row
 from npuc.storage.records import read
 from npuc.target import FLOATING, Target
-from npuc.text.progress import SILENT, Progress
+from npuc.text.terminal import SILENT, Progress
 from npuc.verification.batches import FloatCheck, IntegerCheck
 from npuc.verification.bisection import largest_loss
 from npuc.verification.exact import Exact, read_network

@@ -8,7 +8,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 from npuc.passes.expansion.images import ImageLimits
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 
 @frozen

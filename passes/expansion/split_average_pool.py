@@ -11,7 +11,7 @@ from npuc.ir import Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import KERNEL_SHAPE
 from npuc.ops.windows import window_of
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 
 @frozen

@@ -17,7 +17,7 @@ from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.images import ImageLimits
 from npuc.passes.rewriting.layout import BINARY, UNARY
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 Extents = tuple[int, int, int]
 """Channels, height and width of a sample."""

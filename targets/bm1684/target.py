@@ -14,7 +14,7 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.samples.loading import Samples
-from npuc.storage.pieces import Content, Files
+from npuc.storage.mapped import Content, Files
 from npuc.storage.records import read
 from npuc.target import ALTERNATING, RECURRENT, Options, Origin, Stored, Target
 from npuc.targets.bm1684.export import kernel as exported_kernel

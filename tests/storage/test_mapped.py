@@ -13,8 +13,19 @@ import numpy as np
 import pytest
 
 from npuc.storage import mapped
-from npuc.storage.mapped import HEAVY, FilePlace, Growing, append, copied, kept, linked, place_of, release, trim
-from npuc.storage.pieces import Pieces
+from npuc.storage.mapped import (
+    HEAVY,
+    FilePlace,
+    Growing,
+    Pieces,
+    append,
+    copied,
+    kept,
+    linked,
+    place_of,
+    release,
+    trim,
+)
 
 VALUES = np.linspace(-7, 3, HEAVY, dtype=np.float32).reshape(4, 8, -1)
 

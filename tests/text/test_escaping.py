@@ -205,7 +205,7 @@ OURS = {
         ("errors.py", "self.node"), ("errors.py", "self.tensor"), ("ir.py", "self.name"), ("ir.py", "node.op"),
         ("ir.py", "self.tensors[name]"), ("errors.py", "Path(last.tb_frame.f_code.co_filename).name"),
     },
-    "the page's templates and drawings escape what they are given (rendering.py, svg.py)": {
+    "the page's templates and drawings escape what they are given (svg.py)": {
         ("charts.py", "name"), ("charts.py", "each.label"), ("charts.py", "layer['name']"),
         ("network.py", "layer['name']"), ("network.py", "layer['op']"), ("network.py", "name"),
         ("network.py", "op"), ("network.py", "step['node']"), ("network.py", "why['op']"),
@@ -216,17 +216,18 @@ OURS = {
         ("sweep.py", "report['machine']"), ("sweep.py", "point['machine']"),
     },
     "parts of a message that is escaped where it is printed": {
-        ("flags.py", "name"), ("table.py", "name"),
-        ("accounts.py", "what"), ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"),
+        ("flags.py", "name"), ("table.py", "name"), ("account.py", "what"), ("records.py", "name"),
+        ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"),
         ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
         ("terminal.py", "name[3 - width:]"), ("terminal.py", "name"), ("tables.py", "name"),
-        ("functions.py", "name"),
-        ("functions.py", "title"), ("tables.py", "row['target']"), ("tables.py", "row['machine']"),
+        ("c_code.py", "name"), ("c_code.py", "title"), ("terminal.py", "what"), ("tables.py", "row['target']"),
+        ("tables.py", "row['machine']"),
     },
     "words of npuc: targets, layers by number, C's own names, registers, files": {
         ("bisection.py", "target.name"), ("c_text.py", "text"), ("c_text.py", "name"), ("c_export.py", "name"),
         ("c_export.py", "title"), ("c_export.py", "text"), ("kernel.py", "name"), ("kernel.py", "title"),
-        ("kernel.py", "region.name"), ("functions.py", "each.name"), ("observation.py", "each.layer"),
+        ("kernel.py", "region.name"), ("c_code.py", "each.name"), ("c_code.py", "text"), ("composite.py", "name"),
+        ("files.py", "path.name"), ("observation.py", "each.layer"),
         ("assembling.py", "name"), ("sdp.py", "name"), ("test_programs.py", "each.name"),
         ("sdk.py", "name"), ("writing.py", "trace.name"), ("writing.py", "name"), ("writing.py", "region"),
         ("writing.py", "source"), ("writing.py", "command.source"), ("writing.py", "title"),

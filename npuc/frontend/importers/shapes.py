@@ -7,7 +7,7 @@ import numpy as np
 from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.importers.importer import Importer
 from npuc.ir import Array
-from npuc.onnx_files.limits import LARGEST_CONSTANT
+from npuc.onnx_files.external_data import LARGEST_CONSTANT
 from npuc.system.budget import expect_room
 
 TYPED_VALUES = {

@@ -18,7 +18,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.quantize.arithmetic.steadiness import upward
 from npuc.quantize.network.renaming import renamed
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 MOST = 0.125
 """Share of a tensor's channels that may be split."""

@@ -12,8 +12,7 @@ from npuc.targets.bm1684.lowering.kernel import Call
 from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 from npuc.targets.bm1684.program.artefact import Contents, Instruction, Observed, Occupied
 from npuc.targets.bm1684.program.emission import local
-from npuc.text.escaping import c_comment, c_identifier
-from npuc.text.names import Names
+from npuc.text.escaping import Names, c_comment, c_identifier
 
 LONGEST = 40
 """The most characters of a buffer's name in the name of its constant."""

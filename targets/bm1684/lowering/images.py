@@ -9,7 +9,7 @@ from npuc.ir import Graph, Node, TensorType
 from npuc.ops.attributes import AXES, AXIS, PERM, SCALES, SIDES, SIZES
 from npuc.targets.bm1684.lowering.elementwise import BINARY
 from npuc.targets.bm1684.lowering.functions import RECIPES
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 MOST_NODES = 2000
 """The most nodes of all images together; beyond, loading the calls is no faster than computing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from npuc.frozen import frozen
-from npuc.storage.pieces import Content
+from npuc.storage.mapped import Content
 from npuc.targets.bm1684.lowering.kernel import Load, Step
 from npuc.targets.bm1684.lowering.tensors import Tensor
 

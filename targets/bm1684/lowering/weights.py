@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.ir import Array
-from npuc.storage.mapped import Growing, release
-from npuc.storage.pieces import Content
+from npuc.storage.mapped import Content, Growing, release
 
 ALIGNMENT = 128
 """Alignment in bytes of tensors in local memory and of data in system memory."""

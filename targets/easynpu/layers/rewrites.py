@@ -18,7 +18,7 @@ from npuc.targets.easynpu.layers.addressing import concat_offsets, map_shape
 from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, conv_mnemonic
 from npuc.targets.easynpu.layers.operators import OPERATORS, PIXEL, VALUE
 from npuc.targets.easynpu.machine.memory import LANES, groups
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 
 def with_borders(graph: Graph) -> Graph:

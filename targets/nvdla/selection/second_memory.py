@@ -25,7 +25,7 @@ from npuc.targets.nvdla.selection import Constants, Context, PlannedLayer, passe
 from npuc.targets.nvdla.selection.context import KernelKey, Piece
 from npuc.targets.nvdla.selection.parts import ConvolutionPart
 from npuc.targets.nvdla.selection.phases import UNIT
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 LEAST = 4096
 """The smallest piece in bytes, except for the last one: a copy takes some 14 register writes."""
