@@ -29,11 +29,11 @@ from npuc.ir import Array
 from npuc.program import OBJECT, STRING, Port, Program
 from npuc.regions.composite import target_of
 from npuc.regions.running import samples_of
+from npuc.regions.variants import together, undecided, variants_of
 from npuc.registry import target as find
 from npuc.samples import loading as data
 from npuc.samples.structured import objects, row
 from npuc.target import Options, Request, Runner, Target
-from npuc.variants import together, undecided, variants_of
 from npuc.view import Timeline
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Compiled:
 
     def _repr_html_(self) -> str:
         """The summary of `npuc report`, as notebooks show it."""
-        from npuc.page.page import summary
+        from npuc.reports.page import summary
 
         return summary(self.program, self.target)
 

@@ -30,11 +30,11 @@ from npuc.regions.assembling import entire
 from npuc.regions.compilation import calibrating, compiled, loads, lowered_parts, optimised_whole, request_of
 from npuc.regions.planning import ModelPlan, partitioned, planned
 from npuc.regions.rebatching import rebatched
+from npuc.regions.variants import with_samples
 from npuc.rewrites import Rewrite, rewrites
 from npuc.samples.loading import Samples, synthetic
 from npuc.system.budget import budget
 from npuc.target import Options, Request, Shapes, Target
-from npuc.variants import with_samples
 from npuc.verification.proof import Prover
 
 

@@ -45,7 +45,7 @@ GIVEN_BY = "given_by"
 RANGES = "ranges"
 """The manifest entry of `Ranges`."""
 VARIANTS, SHARED = "variants", "files"
-"""Entry and folder of programs for other input shapes, and the folder of their files (npuc.variants)."""
+"""Entry and folder of programs for other input shapes, and the folder of their files (npuc.regions.variants)."""
 
 
 class ModifiedArtefact(UserWarning):

@@ -88,8 +88,8 @@ def diff(
 
 def _page(pair: tuple[Artefact, Artefact], report: dict[str, Any]) -> str:
     """The difference as a page; programs are labelled by file name, or by path if the names are equal."""
-    from npuc.page.difference import Side, difference_page
     from npuc.program import showing
+    from npuc.reports.difference_page import Side, difference_page
 
     alike = pair[0].path.name == pair[1].path.name
     sides: list[Side] = []
@@ -293,7 +293,7 @@ def sweep(
 
 
 def _write_page(report: Mapping[str, Any], output: Path) -> None:
-    from npuc.page.sweep import sweep_page
+    from npuc.reports.sweep_page import sweep_page
     from npuc.storage.files import replacing
 
     text = sweep_page(report)

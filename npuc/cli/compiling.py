@@ -117,10 +117,10 @@ def compile_command(
     from npuc.driver import compile_variants
     from npuc.program import RANGES
     from npuc.quantize.calibration.cache import remembering
+    from npuc.regions.variants import together
     from npuc.registry import target as find
     from npuc.reports import summaries
     from npuc.target import Request
-    from npuc.variants import together
 
     kind = find(target)
     tried: list[Trial] = []
@@ -181,8 +181,8 @@ def compile_command(
 def _tell_variants(compiled: Program, variants: Sequence[Program], directory: Path, *, as_json: bool) -> None:
     """Prints the results of a compile for several input shapes: each program, and the files they share."""
     from npuc.account import account_of
+    from npuc.regions.variants import variants_of
     from npuc.reports import summaries
-    from npuc.variants import variants_of
 
     told = variants_of(compiled.manifest)
     reports = [{"warnings": [], **each.manifest["report"]} for each in variants]

@@ -93,7 +93,7 @@ def accuracy(
     from npuc.cutting import compiled_part
     from npuc.images.description import labels_of
     from npuc.program import with_labels
-    from npuc.variants import chosen
+    from npuc.regions.variants import chosen
     from npuc.verification import accuracy as judging
     from npuc.verification.judging.choosing import Asked, NotTaken
 

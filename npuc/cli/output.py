@@ -197,7 +197,7 @@ def opened(path: Path, allow_modified: bool) -> Artefact:
 
     from npuc import program
     from npuc.regions.composite import target_of
-    from npuc.variants import undecided, variants_of
+    from npuc.regions.variants import undecided, variants_of
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -66,10 +66,10 @@ def run(
     """
     from npuc import running
     from npuc.images.description import labels_of
+    from npuc.regions.variants import chosen
     from npuc.reports import summaries
     from npuc.samples.loading import save
     from npuc.target import cycles_of
-    from npuc.variants import chosen
     from npuc.verification.answers import Reader, answers, pictured
     from npuc.verification.batches import integer_runner
 
@@ -200,8 +200,8 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
     """
     from npuc.cutting import compiled_part
+    from npuc.regions.variants import chosen
     from npuc.reports import summaries
-    from npuc.variants import chosen
     from npuc.verification import checking
     from npuc.verification.criterion import tolerance as tolerance_of
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from npuc.allocation import Buffer, allocate, peak
 from npuc.frozen import frozen
 from npuc.host import c_text
+from npuc.host.allocation import Buffer, allocate, peak
 from npuc.host.c_text import array, elements, floating, listed
 from npuc.host.copies import MOVES, Copy, copy_between
 from npuc.ir import Array, Graph, Node

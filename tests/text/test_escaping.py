@@ -207,13 +207,13 @@ OURS = {
     },
     "the page's templates and drawings escape what they are given (svg.py)": {
         ("charts.py", "name"), ("charts.py", "each.label"), ("charts.py", "layer['name']"),
-        ("network.py", "layer['name']"), ("network.py", "layer['op']"), ("network.py", "name"),
-        ("network.py", "op"), ("network.py", "step['node']"), ("network.py", "why['op']"),
+        ("drawing.py", "layer['name']"), ("drawing.py", "layer['op']"), ("drawing.py", "name"),
+        ("drawing.py", "op"), ("drawing.py", "step['node']"), ("drawing.py", "why['op']"),
         ("page.py", "', '.join(entry['nodes'])"),
         ("page.py", "what"), ("page.py", "each.label"), ("page.py", "why['op']"), ("page.py", "report['machine']"),
-        ("sweep.py", "name"),
-        ("sweep.py", "report['model']"),
-        ("sweep.py", "report['machine']"), ("sweep.py", "point['machine']"),
+        ("sweep_page.py", "name"),
+        ("sweep_page.py", "report['model']"),
+        ("sweep_page.py", "report['machine']"), ("sweep_page.py", "point['machine']"),
     },
     "parts of a message that is escaped where it is printed": {
         ("flags.py", "name"), ("table.py", "name"), ("account.py", "what"), ("records.py", "name"),

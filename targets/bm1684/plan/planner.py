@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from npuc.allocation import Buffer, allocate
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
+from npuc.host.allocation import Buffer, allocate
 from npuc.targets.bm1684.lowering.kernel import Call, Kernel, Load, LocalPlace, ParallelRegion, Step
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.machine.parameters import Machine

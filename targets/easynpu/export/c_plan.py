@@ -12,9 +12,9 @@ from math import prod
 
 import numpy as np
 
-from npuc.allocation import Buffer, allocate, peak
 from npuc.errors import UnsupportedOperator
 from npuc.frozen import frozen
+from npuc.host.allocation import Buffer, allocate, peak
 from npuc.host.copies import Copy
 from npuc.host.step import CONSTANT, HostStep, consistent
 from npuc.ir import Array, TensorType

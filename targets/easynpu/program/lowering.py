@@ -11,10 +11,10 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from npuc.allocation import Buffer
 from npuc.conditions.host import constant_steps, host_step
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.frozen import frozen
+from npuc.host.allocation import Buffer
 from npuc.host.step import HostStep
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.improvement.mixed import REASON

@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from npuc.allocation import Buffer as Lifetime
-from npuc.allocation import fits
 from npuc.frozen import frozen
+from npuc.host.allocation import Buffer as Lifetime
+from npuc.host.allocation import fits
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
 from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.operation import Convolution, Operation

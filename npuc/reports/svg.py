@@ -157,7 +157,7 @@ def vertical_axis(scale: PlotScale | Bands, left: float, right: float, unit: str
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
-    """The page of a template in this folder; text is escaped, Markup is not."""
+    """The page of a template in html/; text is escaped, Markup is not."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -176,4 +176,4 @@ def _finalized(value: object) -> object:
 
 
 def _asset(name: str) -> str:
-    return files("npuc.page").joinpath(name).read_text(encoding="utf-8")
+    return files("npuc.reports").joinpath("html", name).read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from typing import Any
 from npuc.account import BORDER, FOLDED, HOST, NPU, SPLIT, Entry, fate
 from npuc.frozen import frozen
 from npuc.ir import Node, topological
-from npuc.page.svg import picture, tag, text, titled
+from npuc.reports.svg import picture, tag, text, titled
 from npuc.text.escaping import Shown
 from npuc.text.terminal import count, short
 
