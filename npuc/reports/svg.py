@@ -176,4 +176,4 @@ def _finalized(value: object) -> object:
 
 
 def _asset(name: str) -> str:
-    return files("npuc.reports").joinpath("html", name).read_text(encoding="utf-8")
+    return (files("npuc.reports") / "html" / name).read_text(encoding="utf-8")
