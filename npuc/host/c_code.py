@@ -44,7 +44,7 @@ MOST_RANK = 8
 
 
 @dataclass
-class RegionWriter:
+class _RegionWriter:
     """The calls of one region so far: statements, and the tables that precede the function."""
 
     graph: Graph
@@ -88,11 +88,11 @@ class RegionWriter:
         self.call("copy", self.places[y], self.places[x], copy.piece, copy.target, copy.source, axes)
 
 
-Emit = Callable[[RegionWriter, Node], bool]
+Emit = Callable[[_RegionWriter, Node], bool]
 """Adds the computation of a node; False if the library does not support it."""
 
 
-def emitted(to: RegionWriter, node: Node) -> bool:
+def _emitted(to: _RegionWriter, node: Node) -> bool:
     """Adds the computation of a node. False if the library lacks the operator, or this form of it."""
     names = [name for name in (*node.inputs, *node.outputs) if name]
     fits = all(0 < to.graph.tensors[name].size < 1 << 28 and len(to.shape(name)) <= MOST_RANK for name in names)
@@ -100,7 +100,7 @@ def emitted(to: RegionWriter, node: Node) -> bool:
     return fits and rule is not None and not ACTIVATION(node) and rule(to, node)
 
 
-def _unary(to: RegionWriter, node: Node) -> bool:
+def _unary(to: _RegionWriter, node: Node) -> bool:
     function, numbers = UNARY[node.op]
     x = node.inputs[0]
     if not to.floats(x, node.output):
@@ -117,7 +117,7 @@ def _steps(shape: Sequence[int], result: Sequence[int]) -> list[int]:
     return [0 if extent == 1 else prod(aligned[axis + 1 :]) for axis, extent in enumerate(aligned)]
 
 
-def _binary(to: RegionWriter, node: Node) -> bool:
+def _binary(to: _RegionWriter, node: Node) -> bool:
     if len(node.inputs) != 2 or not to.floats(*node.inputs, node.output):
         return False
     result = to.shape(node.output)
@@ -128,7 +128,7 @@ def _binary(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _reduced(to: RegionWriter, node: Node) -> bool:
+def _reduced(to: _RegionWriter, node: Node) -> bool:
     x = node.inputs[0]
     if not to.floats(x, node.output):
         return False
@@ -143,7 +143,7 @@ def _reduced(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _softmax(to: RegionWriter, node: Node) -> bool:
+def _softmax(to: _RegionWriter, node: Node) -> bool:
     x, axis = node.inputs[0], AXIS(node)
     if not to.floats(x, node.output):
         return False
@@ -153,7 +153,7 @@ def _softmax(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _matmul(to: RegionWriter, node: Node) -> bool:
+def _matmul(to: _RegionWriter, node: Node) -> bool:
     left, right = (to.shape(name) for name in node.inputs)
     if not to.floats(*node.inputs, node.output):
         return False
@@ -169,7 +169,7 @@ def _matmul(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _moved(to: RegionWriter, node: Node) -> bool:
+def _moved(to: _RegionWriter, node: Node) -> bool:
     inputs, outputs = (
         [np.empty(to.shape(name), to.graph.tensors[name].dtype) for name in names]
         for names in (node.inputs, node.outputs)
@@ -180,14 +180,14 @@ def _moved(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _expanded(to: RegionWriter, node: Node) -> bool:
+def _expanded(to: _RegionWriter, node: Node) -> bool:
     x: Array = np.empty(to.shape(node.inputs[0]), to.graph.tensors[node.inputs[0]].dtype)
     y: Array = np.empty(to.shape(node.output), x.dtype)
     to.copy(copy_between(np.broadcast_to(x, y.shape), x, y, y), node.inputs[0], node.output)
     return True
 
 
-def _gathered(to: RegionWriter, node: Node) -> bool:
+def _gathered(to: _RegionWriter, node: Node) -> bool:
     x, indices = node.inputs
     if to.graph.tensors[indices].dtype != "int64":
         return False
@@ -199,7 +199,7 @@ def _gathered(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _quantised(to: RegionWriter, node: Node) -> bool:
+def _quantised(to: _RegionWriter, node: Node) -> bool:
     """QuantizeLinear and DequantizeLinear with a single scale, constant like the zero point."""
     x, y = node.inputs[0], node.output
     given = [name for name in node.inputs[1:] if name]
@@ -327,8 +327,8 @@ def _function(graph: Graph, signature: FunctionSignature, prefix: str) -> str | 
     storage = _storage(graph, prefix, places)
     if storage is None:
         return None
-    to = RegionWriter(graph, prefix, places)
-    if not all(emitted(to, node) for node in graph.nodes):
+    to = _RegionWriter(graph, prefix, places)
+    if not all(_emitted(to, node) for node in graph.nodes):
         return None
     named = set(re.findall(r"\w+", " ".join(to.statements)))  # scales and zero points are numbers in the calls
     tables = [constant(places[name], value) for name, value in constants.items() if places[name] in named]

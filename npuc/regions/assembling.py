@@ -56,7 +56,7 @@ def is_whole(plan: ModelPlan, parts: Sequence[partition.Part], graph: Graph) -> 
 
 
 def _reported(
-    program: Program, network: ImportedModel, part: partition.Part, told: Told, options: Options
+    program: Program, network: ImportedModel, part: partition.Part, told: _Told, options: Options
 ) -> Program:
     """A part's program with its report on what runs where, and with the model's bound inputs."""
     report = program.manifest["report"]
@@ -75,7 +75,7 @@ def assembled(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping
     """The program of all parts. Raises UnsupportedOperator (E201) for a region that onnxruntime cannot load."""
     network, files, evidence = plan.network, dict[str, Content](), dict[str, Content]()
     steps: list[ProgramPart] = []
-    told: list[Told] = []
+    told: list[_Told] = []
     programs: list[Program] = []
     numbers, outside = {True: 0, False: 0}, read_outside(network, parts)
     for part in parts:
@@ -107,7 +107,7 @@ def assembled(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping
         **Contents(tuple(steps), {name: name for name in network.outputs}).as_json(),
         "inputs": [_port(network, name) for name in network.inputs],
         "outputs": [_port(network, name) for name in network.outputs],
-        "report": {**report, **shares(told, npu, host, executed), "proof": proven(reports)},
+        "report": {**report, **shares(told, npu, host, executed), "proof": _proven(reports)},
         **_bound(plan.options),
     }
     whole = {"graph.json": canonical_json(_graph(programs))}
@@ -143,17 +143,17 @@ def region_bytes(network: ImportedModel, nodes: Sequence[ImportedNode], step: Pr
     return data
 
 
-def _told_part(network: ImportedModel, part: partition.Part, path: str | None, found: LoweredPart) -> Told:
+def _told_part(network: ImportedModel, part: partition.Part, path: str | None, found: LoweredPart) -> _Told:
     report = found.program.manifest["report"]
     left = {step["node"] for step in report["host_steps"]}
     left -= {node for layer in report["layers"] for node in layer["nodes"]}
     nodes = (network.by_name[name] for name in part.blocks)
     macs = sum(graphs.node_macs(network, node) for node in nodes if node.source not in left)
-    return Told(NPU, path, macs, *_bytes(network, found.graph.inputs, found.graph.outputs))
+    return _Told(NPU, path, macs, *_bytes(network, found.graph.inputs, found.graph.outputs))
 
 
-def _told_region(network: ImportedModel, part: partition.Part, step: ProgramPart) -> Told:
-    return Told(HOST, step.path, part_macs(network, part), *_bytes(network, step.inputs, step.outputs))
+def _told_region(network: ImportedModel, part: partition.Part, step: ProgramPart) -> _Told:
+    return _Told(HOST, step.path, part_macs(network, part), *_bytes(network, step.inputs, step.outputs))
 
 
 def _bytes(network: ImportedModel, *ports: Sequence[str]) -> Iterator[int]:
@@ -227,7 +227,7 @@ PEAKS = ("peak_bytes", "lower_bound_bytes")
 
 
 @frozen
-class Told:
+class _Told:
     """A part or a region in a report."""
 
     place: str
@@ -280,7 +280,7 @@ def _together(key: str, values: Sequence[Any]) -> Any:
     return sum(known) if len(known) == len(values) else None
 
 
-def proven(found: Sequence[Report]) -> dict[str, Any]:
+def _proven(found: Sequence[Report]) -> dict[str, Any]:
     """The combined self-check of the program: what holds for every part, unchecked ones included."""
     proofs = [each.get("proof", {"samples": 0, "bit_exact": None, "model": None}) for each in found]
     values = {key: [each[key] for each in proofs] for key in ("bit_exact", "model")}
@@ -289,7 +289,7 @@ def proven(found: Sequence[Report]) -> dict[str, Any]:
     return {"samples": samples, **whole}
 
 
-def shares(told: Sequence[Told], npu: int, host: int, executed: int) -> dict[str, Any]:
+def shares(told: Sequence[_Told], npu: int, host: int, executed: int) -> dict[str, Any]:
     """The report's fields on placement.
 
     npu, host: MACs of the model's nodes. executed: multiplications of the programs, rewrites included.

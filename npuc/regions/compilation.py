@@ -142,7 +142,7 @@ def offered(plan: ModelPlan) -> tuple[partition.Part, ...]:
     parts = settled(plan)
     if plan.options.strict:
         expect_on_target(plan, parts)
-    expect_host(plan)
+    _expect_host(plan)
     return parts
 
 
@@ -347,7 +347,7 @@ class _Arrays:
             array[at] = values[name]
 
 
-def expect_host(plan: ModelPlan) -> None:
+def _expect_host(plan: ModelPlan) -> None:
     """Raises what the target refuses if onnxruntime cannot run the model either.
 
     Where an input may choose a branch, onnxruntime's refusal is the last problem: shapes may exclude one branch.
