@@ -37,8 +37,8 @@ from npuc.samples import loading as data
 from npuc.target import Options, Request
 from npuc.target import target as find
 from npuc.text.terminal import as_json, table
-from npuc.verification.integer_network import integer_runner
-from npuc.verification.judging.intervals import interval
+from npuc.verification.batches import integer_runner
+from npuc.verification.judging.metric import interval
 from npuc.verification.metrics import Difference
 
 ROOT = Path(__file__).resolve().parents[1]

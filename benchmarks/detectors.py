@@ -29,7 +29,7 @@ from npuc.registry import TARGETS
 from npuc.samples import loading as data
 from npuc.target import Options
 from npuc.text.terminal import as_json, table
-from npuc.verification.judging.decoding import Decoding
+from npuc.verification.judging.boxes import Decoding
 from npuc.verification.judging.detections import Detections
 from npuc.verification.judging.metric import FP32
 from npuc.verification.metrics import Difference

@@ -21,7 +21,7 @@ import tables  # noqa: E402
 
 from npuc import compile as compile_model  # noqa: E402
 from npuc.models import MODELS  # noqa: E402
-from npuc.page import charts  # noqa: E402
+from npuc.reports import charts  # noqa: E402
 from npuc.target import target as target_named  # noqa: E402
 
 FILE = ROOT / "docs" / "figures.json"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # `typing` takes a tenth of a command's start, in which Ctrl-
 
     from npuc.api import Compiled as Compiled
     from npuc.api import CompiledVariants as CompiledVariants
+    from npuc.api import Session as Session
     from npuc.api import accuracy as accuracy
     from npuc.api import check as check
     from npuc.api import compile as compile
@@ -22,7 +23,6 @@ if TYPE_CHECKING:  # `typing` takes a tenth of a command's start, in which Ctrl-
     from npuc.api import load as load
     from npuc.api import verify as verify
     from npuc.onnx_backend import backend as backend
-    from npuc.session import Session as Session
 
 __version__ = "0.2.0"
 
@@ -35,12 +35,9 @@ _checkout = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 if os.path.isfile(os.path.join(_checkout, "pyproject.toml")):
     __path__.append(_checkout)
 
+_COMMANDS = ("accuracy", "check", "compile", "compile_variants", "load", "verify")
 _HOME = {
-    **dict.fromkeys(
-        ("Compiled", "CompiledVariants", "accuracy", "check", "compile", "compile_variants", "load", "verify"),
-        "npuc.api",
-    ),
-    "Session": "npuc.session",
+    **dict.fromkeys((*_COMMANDS, "Compiled", "CompiledVariants", "Session"), "npuc.api"),
     "backend": "npuc.onnx_backend",
 }
 

@@ -1,8 +1,9 @@
-"""npuc from Python: compile, run and verify, in three lines.
+"""npuc from Python: compile, run and verify, in three lines; a program in place of an onnxruntime session.
 
 import npuc
 program = npuc.compile("model.onnx", target="easynpu", calibration="samples.npz")
 print(npuc.verify("model.onnx", program)["bit_exact"], program.run(x))
+outputs = npuc.Session(program).run(None, {"x": image})
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ from npuc.errors import HOST_STEP, DataError, NpucError, Problem
 from npuc.flags import Flags, options_of
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.program import Program
+from npuc.program import OBJECT, STRING, Port, Program
 from npuc.regions.composite import target_of
-from npuc.regions.feeding import samples_of
+from npuc.regions.running import samples_of
+from npuc.regions.variants import together, undecided, variants_of
 from npuc.registry import target as find
 from npuc.samples import loading as data
+from npuc.samples.structured import objects, row
 from npuc.target import Options, Request, Runner, Target
-from npuc.variants import together, undecided, variants_of
 from npuc.view import Timeline
 
 if TYPE_CHECKING:
     import onnx
     from typing_extensions import Unpack
+
 
 Model = Union[str, "PathLike[str]", "onnx.ModelProto"]
 """A file, or a model in memory."""
@@ -64,7 +67,7 @@ class Compiled:
 
     def _repr_html_(self) -> str:
         """The summary of `npuc report`, as notebooks show it."""
-        from npuc.page.page import summary
+        from npuc.reports.page import summary
 
         return summary(self.program, self.target)
 
@@ -205,8 +208,8 @@ def check(
 
     flags: as for `compile`.
     """
-    from npuc.compiling.checking import survey_of
     from npuc.cutting import part_of
+    from npuc.driver import survey_of
 
     with _request(model, target, options, flags, shapes=input_shapes) as request, part_of(request) as (part, _):
         found = survey_of(part)
@@ -358,3 +361,44 @@ def _called(path: Path, name: str) -> Generator[None]:
         reasons = [each.reason.replace(f"'{path}'", name).replace(str(path), name) for each in error.problems]
         problems = zip(error.problems, reasons, strict=True)
         raise type(error).of(replace(each, reason=reason) for each, reason in problems) from error.__cause__
+
+
+class Session:
+    """A program with the methods of onnxruntime.InferenceSession: one sample per run, in the model's shapes."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.compiled = compiled
+
+    def get_inputs(self) -> tuple[Port, ...]:
+        """Name, shape and dtype of every input."""
+        return self.compiled.program.inputs
+
+    def get_outputs(self) -> tuple[Port, ...]:
+        """Name, shape and dtype of every output."""
+        return self.compiled.program.outputs
+
+    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Array]:
+        """These outputs, or all, for one sample.
+
+        Raises DataError (E401, E402) for missing inputs, wrong shapes, or non-numeric values; KeyError for unknown
+        outputs.
+        """
+        batch = {port.name: _checked(port, feeds) for port in self.get_inputs()}
+        outputs = {name: row(values, 0) for name, values in self.compiled.runner(batch).items()}
+        return [outputs[name] for name in output_names or [port.name for port in self.get_outputs()]]
+
+
+def _checked(port: Port, feeds: Mapping[str, Any]) -> Array:
+    """The value of an input as the one sample of a batch."""
+    if port.name not in feeds:
+        raise DataError("E401", "the input is not fed", tensor=port.name, limit=f"fed: {', '.join(feeds)}")
+    if port.dtype == OBJECT:
+        return objects([feeds[port.name]])
+    value = np.asarray(feeds[port.name], object if port.dtype == STRING else None)
+    fits = value.ndim == len(port.shape) and all(
+        extent in (-1, given) for extent, given in zip(port.shape, value.shape, strict=True)
+    )
+    if not fits or (value.dtype.kind not in "fiub" and port.dtype != STRING):
+        limit = f"{list(port.shape)} of {port.dtype}"
+        raise DataError("E402", f"{value.dtype} {list(value.shape)} is fed", tensor=port.name, limit=limit)
+    return objects([value]) if port.dtype == STRING else value.astype(port.dtype)[None]

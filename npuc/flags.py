@@ -8,12 +8,12 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypedDict
 
-from npuc.export.network_name import identifier
 from npuc.flag import CHOICES, MIXED, REMOVED
+from npuc.host.c_text import identifier
 from npuc.images.description import described
+from npuc.storage.files import decoded
 from npuc.system.budget import given
 from npuc.target import FLOATING, Options, Target, usual_options
-from npuc.text.encodings import decoded
 from npuc.text.terminal import closest
 
 

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from npuc.errors import ModelError, UnsupportedOperator
 from npuc.frozen import frozen
-from npuc.text.escaping import terminal
-from npuc.text.names import Names
+from npuc.text.escaping import Names, terminal
 
 if TYPE_CHECKING:
     import networkx as nx

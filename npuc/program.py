@@ -24,13 +24,12 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
+from npuc.account import Report
 from npuc.errors import REMEDIES, ArtefactError, ModelError
 from npuc.frozen import frozen
 from npuc.images.description import Description
-from npuc.report import Report
 from npuc.storage.files import recover, replacing_folder
-from npuc.storage.mapped import append, linked, release
-from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
+from npuc.storage.mapped import Content, Files, Pieces, append, contents_of, linked, pieces_of, release, view_of
 from npuc.storage.records import damaged, read
 from npuc.system.budget import budget, take
 from npuc.text.escaping import terminal
@@ -46,7 +45,7 @@ GIVEN_BY = "given_by"
 RANGES = "ranges"
 """The manifest entry of `Ranges`."""
 VARIANTS, SHARED = "variants", "files"
-"""Entry and folder of programs for other input shapes, and the folder of their files (npuc.variants)."""
+"""Entry and folder of programs for other input shapes, and the folder of their files (npuc.regions.variants)."""
 
 
 class ModifiedArtefact(UserWarning):

@@ -3,18 +3,22 @@
 On x64 with AVX2 and without VNNI, onnxruntime's products of uint8 and int8 saturate in 16 bits unless
 `session.x64quantprecision` is set *and* its graph optimisations are on. Every session of npuc is opened here, so
 that the reference for integers is the same on every processor.
+
+Custom operator libraries are chosen by the user: every session loads those of the block. An artefact only names
+the operators that it needs; nothing in it is ever loaded as code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npuc.custom_ops import register
 from npuc.errors import ArtefactError
 from npuc.ir import Array, Graph
 from npuc.onnx_files.standby import INTERPRETER, Interpreted, Standby
@@ -24,6 +28,7 @@ from npuc.system.confinement import isolated, refused
 
 if TYPE_CHECKING:
     import onnx
+
 
 LARGE = 1 << 27
 """Bytes of float32 weights beyond which onnxruntime must not rearrange them, as that takes several copies."""
@@ -289,3 +294,49 @@ def with_outputs(model: Any, names: Sequence[str]) -> Any:
     del model.graph.output[:]
     model.graph.output.extend(known.get(name, ValueInfoProto(name=name)) for name in names)
     return model
+
+
+REMEDY = "let NPUC_CUSTOM_OPS=FILE.so name the library that has them"
+STANDARD = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
+"""Domains of operators that onnxruntime includes."""
+_libraries: ContextVar[tuple[str, ...]] = ContextVar("custom_ops", default=())
+
+
+@contextmanager
+def custom_ops(files: Sequence[Path | str]) -> Generator[None]:
+    """A block whose sessions have the operators of these libraries.
+
+    Raises ArtefactError (E507) for a file that is not such a library. Their entry point is RegisterCustomOps of
+    onnxruntime's C API.
+    """
+    given = tuple(str(Path(file).resolve()) for file in files)
+    if given:
+        _expect_libraries(given)
+    token = _libraries.set((*_libraries.get(), *given))
+    try:
+        yield
+    finally:
+        _libraries.reset(token)
+
+
+def libraries() -> tuple[str, ...]:
+    """The libraries of the current block, for another process."""
+    return _libraries.get()
+
+
+def _expect_libraries(files: Sequence[str]) -> None:
+    import onnxruntime as ort
+
+    for file in files:
+        try:
+            ort.SessionOptions().register_custom_ops_library(file)
+        except Exception as error:  # onnxruntime raises many unrelated types
+            reason = f"onnxruntime cannot load '{file}': {error}"
+            remedy = "give a shared library that exports RegisterCustomOps, built for this system"
+            raise ArtefactError("E507", reason, remedy=remedy) from None
+
+
+def register(options: Any) -> None:
+    """Registers the operators for a session. options: onnxruntime.SessionOptions."""
+    for file in _libraries.get():
+        options.register_custom_ops_library(file)

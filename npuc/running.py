@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from npuc.ir import Array, Graph, TensorType
-from npuc.program import Program
+from npuc.program import Program, count_of
 from npuc.samples.loading import Samples
 from npuc.samples.structured import objects, row
 from npuc.target import Runner, Target
+
+if TYPE_CHECKING:
+    from npuc.target import Observer
+
 
 BATCH = 32
 """The most samples of a batch."""
@@ -60,3 +65,24 @@ def _stacked(parts: Sequence[Array]) -> Array:
         return objects([row(part, at) for part in parts for at in range(len(part))])
     values = np.concatenate(parts)
     return values[:, 0] if values.ndim > 1 and values.shape[1] == 1 else values
+
+
+def one_by_one(
+    run: Callable[[Mapping[str, Array], Observer | None], dict[str, Array]],
+    feeds: Mapping[str, Array],
+    observe: Observer | None,
+) -> dict[str, Array]:
+    """Outputs (samples, *shape) of a machine that runs one sample at a time."""
+    found: list[dict[str, Array]] = []
+    seen: dict[str, list[Array]] = {}
+
+    def collect(name: str, values: Array) -> None:
+        seen.setdefault(name, []).append(values)
+
+    for at in range(count_of(feeds)):
+        one = {name: values[at : at + 1] for name, values in feeds.items()}
+        found.append(run(one, None if observe is None else collect))
+    if observe is not None:
+        for name, values in seen.items():
+            observe(name, np.concatenate(values))
+    return {name: np.concatenate([each[name] for each in found]) for name in found[0]}

@@ -55,7 +55,7 @@ class Options:
     mixed: bool = False
     """Whether a few layers may be in int16, or run on the host, for accuracy."""
     scales: str | None = None
-    """The rule for activation scales, one of machine_files.DEMANDS; None: the machine's own."""
+    """The rule for activation scales, one of npuc.storage.records.DEMANDS; None: the machine's own."""
     scales_in: Mapping[str, TableEntry] = field(default_factory=dict[str, "TableEntry"])
     """Scales and zero points that tensors must have, by the model's names."""
     one_scale: bool = False
@@ -245,7 +245,7 @@ class Target(Protocol):
     named_exports: tuple[str, ...] = ()
     """Formats of exports whose files and functions are prefixed with the name of the network.
 
-    The name is `npuc.export.network_name`'s; several such networks fit into one firmware.
+    The name is `npuc.host.c_text.network_name`'s; several such networks fit into one firmware.
     """
     takes_layers: bool = False
     """Whether `layer` may give nodes of its int8 programs another precision."""

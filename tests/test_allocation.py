@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.allocation import Buffer, allocate, lower_bound, peak
+from npuc.host.allocation import Buffer, allocate, lower_bound, peak
 
 
 @st.composite

@@ -19,9 +19,9 @@ PACKAGES = ("npuc", "passes", "targets", "models")
 # core <- passes <- targets <- driver, command line; models import the core only
 LAYERS = {"core": 0, "models": 1, "passes": 1, "targets": 2, "top": 3}
 TOP = (
-    "npuc.driver", "npuc.cli", "npuc.__main__", "npuc.verification", "npuc.compiling", "npuc.reports.summaries",
-    "npuc.reports.comparison", "npuc.reports.judgements", "npuc.reports.tables",
-    "npuc.page.sweep", "npuc.api", "npuc.cutting", "npuc.session", "npuc.onnx_backend", "npuc.onnx_suite",
+    "npuc.driver", "npuc.cli", "npuc.__main__", "npuc.verification", "npuc.reports.summaries",
+    "npuc.reports.comparison", "npuc.reports.tables",
+    "npuc.reports.sweep_page", "npuc.api", "npuc.cutting", "npuc.onnx_backend", "npuc.onnx_suite",
     "npuc.regions",
 )  # fmt: skip
 
@@ -40,8 +40,8 @@ ROOMS = {
 HEAVY = {"onnx", "onnxruntime", "networkx", "amaranth"}
 LIGHT = (
     "npuc", "npuc.errors", "npuc.ir", "npuc.ops", "npuc.pipeline", "npuc.passes", "npuc.bits", "npuc.program",
-    "npuc.target", "npuc.samples.loading", "npuc.allocation", "npuc.host.step", "npuc.storage.records",
-    "npuc.interpreter", "npuc.cli", "npuc.storage.machine_files", "npuc.models", "npuc.quantize",
+    "npuc.target", "npuc.samples.loading", "npuc.host.allocation", "npuc.host.step", "npuc.storage.records",
+    "npuc.interpreter", "npuc.cli", "npuc.models", "npuc.quantize",
     "npuc.quantize.network.build", "npuc.running", "npuc.targets.easynpu.machine.isa",
     "npuc.targets.easynpu.target", "npuc.targets.easynpu.simulate.simulator",
     "npuc.targets.bm1684.machine.local_memory",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from npuc.account import BORDER, FOLDED, HOST, NPU, REMOVED, Entry
 from npuc.errors import Problem
-from npuc.page.network import boxes_of, drawing, layering
+from npuc.reports.drawing import boxes_of, drawing, layering
 
 
 def _entry(node: str, op: str, place: str, reads: str, writes: str, **more: Any) -> Entry:

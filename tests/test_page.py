@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from npuc.page.charts import at_limits, roofline
+from npuc.reports.charts import at_limits, roofline
 from npuc.reports.layers import alternatives, costliest
 
 FORMS = [{"weight_form": "direct", "cycles": 90, "bytes": 1}, {"weight_form": "image", "cycles": 120, "bytes": 2}]

@@ -15,7 +15,7 @@ from npuc import reference
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
 from npuc.onnx_files.export import to_onnx
-from npuc.onnx_files.external_weights import HEAVY, without_weights
+from npuc.onnx_files.external_data import HEAVY, without_weights
 from npuc.reference import graph_session, session
 from tests.onnx_models import parse
 from tests.passes.networks import network, node

@@ -14,18 +14,7 @@ from pathlib import Path
 import click
 
 from npuc import __version__
-from npuc.cli import (
-    artefacts,
-    comparing,
-    compiling,
-    hardware,
-    judging,
-    listing,
-    quantising,
-    reporting,
-    running,
-    sweeping,
-)
+from npuc.cli import artefacts, comparing, compiling, judging, listing, reporting, running
 from npuc.cli.output import CannotPrint, print_json, say
 from npuc.errors import ArtefactError, Defect, NpucError
 from npuc.system import interrupts
@@ -147,17 +136,17 @@ for command in (
     artefacts.dump,
     artefacts.assemble,
     artefacts.export,
-    hardware.rtl,
+    listing.rtl,
     comparing.diff,
     comparing.compare,
-    sweeping.sweep,
+    comparing.sweep,
     reporting.report,
     reporting.trace,
     reporting.explain,
     listing.targets,
     listing.operators,
     listing.completion,
-    quantising.quantize,
+    judging.quantize,
     judging.accuracy,
 ):
     npuc.add_command(command)

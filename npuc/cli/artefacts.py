@@ -23,8 +23,7 @@ from npuc.cli.options import (
     prefix_option,
     removed_options,
 )
-from npuc.cli.output import Artefact, announce_synthetic, answer, note, opened, quiet, say, write_folder
-from npuc.cli.paths import PATH
+from npuc.cli.output import PATH, Artefact, announce_synthetic, answer, note, opened, quiet, say, write_folder
 from npuc.text.escaping import printed, terminal
 
 if TYPE_CHECKING:
@@ -252,7 +251,7 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
 
 def _renamed(program: Program, target: Target, form: str, prefix: str | None) -> Program:
     """The program with the name given by --prefix. Raises UsageError if it cannot have one, or not this one."""
-    from npuc.export.network_name import identifier, named
+    from npuc.host.c_text import identifier, with_prefix
 
     if prefix is None:
         return program
@@ -260,7 +259,7 @@ def _renamed(program: Program, target: Target, form: str, prefix: str | None) ->
         raise click.UsageError(f"--prefix is for files and functions with the network's name, not for '{form}'")
     if not identifier(prefix):
         raise click.UsageError(f"--prefix '{prefix}' has no letter or digit of ASCII for a name of C")
-    return named(program, identifier(prefix))
+    return with_prefix(program, identifier(prefix))
 
 
 SELF_TEST_SAMPLES = 2

@@ -33,8 +33,7 @@ from npuc.cli.options import (
     target_option,
     tell_cache,
 )
-from npuc.cli.output import print_json, say, tell_warnings, verbose, with_seconds, working
-from npuc.cli.paths import PATH, unread
+from npuc.cli.output import PATH, print_json, say, tell_warnings, unread, verbose, with_seconds, working
 from npuc.flag import CHOICES
 from npuc.text.escaping import shown
 from npuc.text.terminal import closest
@@ -118,10 +117,10 @@ def compile_command(
     from npuc.driver import compile_variants
     from npuc.program import RANGES
     from npuc.quantize.calibration.cache import remembering
+    from npuc.regions.variants import together
     from npuc.registry import target as find
     from npuc.reports import summaries
     from npuc.target import Request
-    from npuc.variants import together
 
     kind = find(target)
     tried: list[Trial] = []
@@ -182,8 +181,8 @@ def compile_command(
 def _tell_variants(compiled: Program, variants: Sequence[Program], directory: Path, *, as_json: bool) -> None:
     """Prints the results of a compile for several input shapes: each program, and the files they share."""
     from npuc.account import account_of
+    from npuc.regions.variants import variants_of
     from npuc.reports import summaries
-    from npuc.variants import variants_of
 
     told = variants_of(compiled.manifest)
     reports = [{"warnings": [], **each.manifest["report"]} for each in variants]
@@ -242,11 +241,10 @@ def check(
       npuc check resnet8.onnx --target nvdla-full --precision fp16
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
     """
-    from npuc.account import ACCOUNT, as_json, groups
-    from npuc.compiling.checking import NOWHERE, survey_of
+    from npuc.account import ACCOUNT, as_json, checked, groups
     from npuc.cutting import part_of
+    from npuc.driver import NOWHERE, survey_of
     from npuc.registry import target as find
-    from npuc.reports.accounts import checked
     from npuc.target import Request
 
     kind = find(target)

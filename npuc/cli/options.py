@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from npuc.cli.completing import MACHINES
-from npuc.cli.output import QUIET, VERBOSE, note, verbose
-from npuc.cli.paths import MACHINE, PATH
-from npuc.custom_ops import custom_ops
+from npuc.cli.output import MACHINE, PATH, QUIET, VERBOSE, note, verbose
 from npuc.flag import CHOICES, KEYWORDS, MIXED, REMOVED
+from npuc.reference import custom_ops
 from npuc.registry import TARGETS, names, target
 from npuc.system import budget
 from npuc.targets.easynpu.flags import ISA

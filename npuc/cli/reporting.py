@@ -11,12 +11,11 @@ import click
 
 from npuc.cli.completing import LAYERS
 from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model, removed_options
-from npuc.cli.output import Artefact, answer, opened, working, written
-from npuc.cli.paths import PATH
+from npuc.cli.output import PATH, Artefact, answer, opened, working, written
 from npuc.text.escaping import shown
 
 if TYPE_CHECKING:
-    from npuc.page.page import Evidence
+    from npuc.reports.page import Evidence
     from npuc.samples.loading import Samples
 
 SAMPLES = 64
@@ -69,7 +68,7 @@ def report(
     with working("reporting") as bar:
         bar.begin("simulating" if model is None else "simulating and verifying")
         if form == "html":
-            from npuc.page.page import page
+            from npuc.reports.page import page
 
             evidence = _evidence(found, model, data, chip_model)
             bar.begin("drawing")
@@ -99,7 +98,7 @@ def _table(artefact: Artefact, form: str, model: Path | None, data: tuple[Path, 
 def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], chip_model: str) -> Evidence:
     """Results of simulation and verification on the data, or on a few synthetic samples."""
     from npuc.driver import float_passes
-    from npuc.page.page import Evidence, histograms
+    from npuc.reports.page import Evidence, histograms
     from npuc.target import FLOATING
 
     program, target = artefact.program, artefact.target

@@ -15,8 +15,7 @@ from npuc.cli.options import (
     labels_option,
     removed_options,
 )
-from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, answer, opened, verbose, working
-from npuc.cli.paths import PATH
+from npuc.cli.output import PATH, Artefact, announce_left_out, announce_synthetic, answer, opened, verbose, working
 from npuc.text.escaping import shown, terminal
 
 if TYPE_CHECKING:
@@ -67,12 +66,12 @@ def run(
     """
     from npuc import running
     from npuc.images.description import labels_of
+    from npuc.regions.variants import chosen
     from npuc.reports import summaries
     from npuc.samples.loading import save
     from npuc.target import cycles_of
-    from npuc.variants import chosen
     from npuc.verification.answers import Reader, answers, pictured
-    from npuc.verification.integer_network import integer_runner
+    from npuc.verification.batches import integer_runner
 
     if not data:
         raise click.UsageError("Missing option '--data'.")
@@ -144,7 +143,7 @@ def _draw(output: Path, reader: Reader, files: Sequence[Path], said: Sequence[Ma
 
 def _expect_integer(program: Program, *, others: bool) -> None:
     """Raises UsageError for --integer beside options of simulators, or for a floating-point program."""
-    from npuc.verification.integer_network import has_integer_network
+    from npuc.verification.batches import has_integer_network
 
     if others:
         raise click.UsageError("--integer simulates nothing: it excludes --chip-model and --trace")
@@ -201,8 +200,8 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
     """
     from npuc.cutting import compiled_part
+    from npuc.regions.variants import chosen
     from npuc.reports import summaries
-    from npuc.variants import chosen
     from npuc.verification import checking
     from npuc.verification.criterion import tolerance as tolerance_of
 
@@ -237,9 +236,9 @@ def _bisected(
     """The first difference or the largest loss, and the files that reproduce it."""
     from dataclasses import asdict
 
+    from npuc.evidence import described
     from npuc.regions.artefact import is_composite
     from npuc.verification import bisection
-    from npuc.verification.described import described
 
     program, target = artefact.with_evidence(), artefact.target
     graph = described(program)

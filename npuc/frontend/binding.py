@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from npuc.errors import ModelError, NpucError, Problem
 from npuc.ir import Array, TensorType
-from npuc.onnx_files.limits import LARGEST_TENSOR
+from npuc.onnx_files.external_data import LARGEST_TENSOR
 
 INPUT_TYPES: dict[int, str] = {
     TensorProto.FLOAT: "float32",

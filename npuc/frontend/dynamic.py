@@ -17,10 +17,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc.custom_ops import STANDARD
 from npuc.frontend.foreign import captured
 from npuc.onnx_files.subgraphs import tensor_names
-from npuc.text.names import Names
+from npuc.reference import STANDARD
+from npuc.text.escaping import Names
 
 PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 SUMS = ("Add", "Sub", "Concat")

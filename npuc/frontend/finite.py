@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from npuc.conditions.masks import LAYERS
+from npuc.conditions.values import LAYERS
 from npuc.frontend.builder import NodeBuilder
 from npuc.ir import Array, Node
 from npuc.ops.attributes import AXIS, EPSILON

@@ -12,7 +12,7 @@ from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
 from npuc.errors import NpucError
 from npuc.ir import Array, TensorType
-from npuc.onnx_files.external_weights import without_weights
+from npuc.onnx_files.external_data import without_weights
 from npuc.onnx_files.subgraphs import subgraphs
 from npuc.reference import session, with_outputs
 from npuc.system.confinement import isolated

@@ -19,7 +19,7 @@ from npuc.images import yuv
 from npuc.images.description import CHANNELS, PIXEL, Description
 from npuc.ir import Array
 from npuc.onnx_files.subgraphs import tensor_names, within
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 DEQUANTISES = 10
 """The first opset with DequantizeLinear; before it the host converts."""

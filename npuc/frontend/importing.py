@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, helper
 
-from npuc.custom_ops import STANDARD
 from npuc.errors import Defect, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import INPUT_TYPES, input_types
 from npuc.frontend.builder import NodeBuilder, OnnxNode, UndefinedConstants
@@ -49,6 +48,7 @@ from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
 from npuc.ir import Array, Node, TensorType, topological
 from npuc.onnx_files.external_data import array_of
 from npuc.onnx_files.subgraphs import subgraphs, within
+from npuc.reference import STANDARD
 from npuc.system.budget import beyond_limits
 
 HOST_TYPES: Mapping[int, str] = {

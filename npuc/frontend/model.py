@@ -19,7 +19,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.onnx_files.subgraphs import graphs, subgraphs, within
 from npuc.ops import build
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 
 @frozen

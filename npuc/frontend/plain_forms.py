@@ -14,15 +14,14 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from npuc.custom_ops import STANDARD
 from npuc.errors import ModelError
 from npuc.ir import Array
-from npuc.onnx_files.external_data import array_of
-from npuc.onnx_files.limits import LARGEST_TENSOR
+from npuc.onnx_files.external_data import LARGEST_TENSOR, array_of
 from npuc.onnx_files.subgraphs import graphs, tensor_names, within
+from npuc.reference import STANDARD
 from npuc.system.budget import expect_room
 from npuc.target import RECURRENT
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 
 def with_dense_constants(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:

@@ -20,7 +20,7 @@ from npuc.onnx_files.subgraphs import inner_tensors, tensor_names, tensors, with
 from npuc.onnx_files.wire import apart
 from npuc.storage.mapped import HEAVY
 from npuc.system.budget import content, expect_room, take
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
 

@@ -13,8 +13,8 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, TensorProto, helper
 
-from npuc.custom_ops import STANDARD
 from npuc.onnx_files.subgraphs import subgraphs, within
+from npuc.reference import STANDARD
 
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")

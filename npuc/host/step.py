@@ -1,11 +1,15 @@
-"""Host steps: operators that run on the host processor, read from the artefact and computed in numpy."""
+"""Host steps: operators that run on the host processor, recorded in the manifest, computed in numpy.
+
+A manifest has a program's steps in order: those of the host, and segments in the form of a target.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +17,8 @@ from npuc.errors import ArtefactError, NpucError, UnsupportedOperator
 from npuc.frozen import frozen
 from npuc.ir import Array, Node, TensorType, type_of
 from npuc.ops import OPS, infer
+from npuc.program import Port
+from npuc.storage.records import damaged, read
 from npuc.system.budget import expect_room
 
 
@@ -162,3 +168,55 @@ def quantise(x: Array, scale: float, zero: float = 0, dtype: str = "int8") -> Ar
     np.copyto(steps, 0, where=np.isnan(steps))
     np.add(np.rint(steps, out=steps), np.float32(zero), out=steps)
     return np.clip(steps, limits.min, limits.max, out=steps).astype(dtype)
+
+
+Segment = TypeVar("Segment")
+HOST, SEGMENT = "host", "segment"
+
+
+@frozen
+class _Kind:
+    """The field that distinguishes the kinds of steps."""
+
+    kind: str
+
+
+def as_json(step: Any) -> dict[str, Any]:
+    """A step, which is a dataclass, as an entry of the manifest."""
+    return {"kind": HOST if isinstance(step, HostStep) else SEGMENT, **asdict(step)}
+
+
+def steps_of(manifest: Mapping[str, Any], segment: type[Segment]) -> tuple[HostStep | Segment, ...]:
+    """The steps in order. segment: the target's type. Raises ArtefactError (E502) for a malformed entry."""
+    entries = enumerate(read(tuple[Any, ...], manifest.get("steps"), "steps"))
+    return tuple(_step(entry, f"steps[{number}]", segment) for number, entry in entries)
+
+
+def _step(entry: Any, where: str, segment: type[Segment]) -> HostStep | Segment:
+    kind = read(_Kind, entry, where).kind
+    if kind not in (HOST, SEGMENT):
+        raise damaged(f"{where} is of kind '{kind}'", f"{HOST}, {SEGMENT}")
+    return read(HostStep, entry, where) if kind == HOST else read(segment, entry, where)
+
+
+def computing(steps: Iterable[object]) -> list[HostStep]:
+    """The host steps that do more than convert an input or an output."""
+    return [step for step in steps if isinstance(step, HostStep) and not step.conversion]
+
+
+def reported(steps: Iterable[object]) -> list[dict[str, str]]:
+    """The same as a compile report lists them."""
+    return [{"node": step.node, "op": step.op, "reason": step.reason} for step in computing(steps)]
+
+
+def outputs_among(tensors: Mapping[str, Array], ports: Sequence[Port]) -> dict[str, Array]:
+    """A program's outputs among the tensors of its steps. Raises ArtefactError (E502) if one is missing."""
+    for port in ports:
+        if port.name not in tensors:
+            raise ungiven(port.name)
+    return {port.name: tensors[port.name] for port in ports}
+
+
+def ungiven(output: str) -> ArtefactError:
+    """The error for an output that no step computes."""
+    return damaged("no step gives this output", tensor=output)

@@ -30,8 +30,8 @@ from npuc.flag import FLOAT
 from npuc.frozen import frozen
 from npuc.images import yuv
 from npuc.ir import Array, TensorType
+from npuc.storage.files import decoded, toml
 from npuc.system.budget import given
-from npuc.text.encodings import decoded, toml
 from npuc.text.terminal import closest, page
 
 CHANNELS: Mapping[str, str] = {order: order for order in ("rgb", "bgr", "rgba", "bgra")} | {"gray": "y"}

@@ -24,12 +24,11 @@ from onnx import helper, numpy_helper
 
 from npuc import __version__
 from npuc.ir import Array, Attr, Graph, Node
-from npuc.onnx_files.external_weights import outside
+from npuc.onnx_files.external_data import outside
 from npuc.onnx_files.wire import together
 from npuc.ops.attributes import ACTIVATION, DILATIONS, DTYPE, MAX, MIN
-from npuc.storage.mapped import HEAVY
-from npuc.storage.pieces import Content
-from npuc.text.names import Names
+from npuc.storage.mapped import HEAVY, Content
+from npuc.text.escaping import Names
 
 MOST_BYTES = 1 << 16
 """The largest result that is folded, so that weights stay in integers and a model's size stays bounded."""

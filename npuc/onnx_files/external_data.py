@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from onnx import numpy_helper
 
 from npuc.errors import ModelError
 from npuc.ir import Array
-from npuc.onnx_files.limits import LARGEST_TENSOR
-from npuc.storage.mapped import HEAVY, copied
+from npuc.onnx_files.wire import MEMORY, apart
+from npuc.storage.mapped import HEAVY, Content, copied
 from npuc.system.budget import expect_room
 
 PLAIN = ("float32", "float64", "int8", "uint8", "int32", "int64")
@@ -119,3 +120,44 @@ def _bytes_needed(tensor: onnx.TensorProto) -> int:
     if type_name.endswith(("INT4", "E2M1")):
         bits = 4
     return (prod(tensor.dims) * bits + 7) // 8
+
+
+LARGEST_TENSOR = 2**31
+"""Elements of a tensor, and of each of its dimensions."""
+
+LARGEST_CONSTANT = 2**28
+"""Elements of a computed constant."""
+
+
+def without_weights(
+    model: onnx.ModelProto, folder: Path | None = None
+) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
+    """The model and its heavy float32 constants separately, for `session`; they are removed from the given model.
+
+    folder: of the model's external data. Raises ModelError (E105, E108) as `array_of`.
+    """
+    weights: dict[str, Array] = {}
+    for tensor in model.graph.initializer:
+        elsewhere = folder is not None and tensor.data_location == tensor.EXTERNAL
+        raw = tensor.data_type == tensor.FLOAT and tensor.ByteSize() > HEAVY and tensor.HasField("raw_data")
+        if elsewhere or raw:
+            weights[tensor.name] = array_of(tensor, folder)
+            outside(tensor)
+    return onnx.ModelProto.FromString(model.SerializeToString()), weights
+
+
+def outside(tensor: onnx.TensorProto) -> None:
+    """Reduces a constant to name, type and shape; `session` receives its value separately."""
+    tensor.ClearField("raw_data")
+    tensor.ClearField("external_data")
+    tensor.data_location = tensor.EXTERNAL
+    tensor.external_data.add(key="location", value=MEMORY)
+
+
+def light(content: Content) -> tuple[bytes, Mapping[str, Array]]:
+    """The bytes of a model without the constants that are separate arrays in the content, and these constants."""
+    if isinstance(content, bytes):
+        return content, {}
+    found, spans = apart(content)
+    weights = {name: content.array(span) for name, span in spans.items()}
+    return found, {name: each for name, each in weights.items() if each is not None}

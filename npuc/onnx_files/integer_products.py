@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from npuc.ir import Array
 from npuc.onnx_files.subgraphs import graphs
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 
 class Product(NamedTuple):

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from npuc.ir import Array
-from npuc.storage.mapped import HEAVY
-from npuc.storage.pieces import Pieces, size_of
+from npuc.storage.mapped import HEAVY, Pieces, size_of
 
 if TYPE_CHECKING:
     import onnx

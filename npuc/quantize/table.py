@@ -25,8 +25,8 @@ from npuc.flag import POWER_OF_TWO
 from npuc.frozen import frozen
 from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.scales.model_scales import Steps, contradiction
+from npuc.storage.files import decoded, toml
 from npuc.system.budget import given
-from npuc.text.encodings import decoded, toml
 from npuc.text.escaping import toml_string
 from npuc.text.terminal import closest
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.program import EVIDENCE, GIVEN_BY, MANIFEST, Program, sealed
-from npuc.storage.pieces import Files, contents_of
+from npuc.storage.mapped import Files, contents_of
 from npuc.storage.records import damaged, read
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""Assembly of a program from its parts, with its report."""
+"""Assembly of a program from its parts, with its report: the parts' combined costs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from npuc.errors import NpucError
@@ -15,10 +15,9 @@ from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
 from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embedded, part_path, region_path
 from npuc.regions.planning import Key, ModelPlan, key_of, part_macs, read_outside
-from npuc.regions.reporting import Told, merged, proven, shares, utilised
 from npuc.regions.running import within
 from npuc.samples.loading import Samples
-from npuc.storage.pieces import Content, Files
+from npuc.storage.mapped import Content, Files
 from npuc.target import Options
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def is_whole(plan: ModelPlan, parts: Sequence[partition.Part], graph: Graph) -> 
 
 
 def _reported(
-    program: Program, network: ImportedModel, part: partition.Part, told: Told, options: Options
+    program: Program, network: ImportedModel, part: partition.Part, told: _Told, options: Options
 ) -> Program:
     """A part's program with its report on what runs where, and with the model's bound inputs."""
     report = program.manifest["report"]
@@ -76,7 +75,7 @@ def assembled(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping
     """The program of all parts. Raises UnsupportedOperator (E201) for a region that onnxruntime cannot load."""
     network, files, evidence = plan.network, dict[str, Content](), dict[str, Content]()
     steps: list[ProgramPart] = []
-    told: list[Told] = []
+    told: list[_Told] = []
     programs: list[Program] = []
     numbers, outside = {True: 0, False: 0}, read_outside(network, parts)
     for part in parts:
@@ -108,7 +107,7 @@ def assembled(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping
         **Contents(tuple(steps), {name: name for name in network.outputs}).as_json(),
         "inputs": [_port(network, name) for name in network.inputs],
         "outputs": [_port(network, name) for name in network.outputs],
-        "report": {**report, **shares(told, npu, host, executed), "proof": proven(reports)},
+        "report": {**report, **shares(told, npu, host, executed), "proof": _proven(reports)},
         **_bound(plan.options),
     }
     whole = {"graph.json": canonical_json(_graph(programs))}
@@ -144,17 +143,17 @@ def region_bytes(network: ImportedModel, nodes: Sequence[ImportedNode], step: Pr
     return data
 
 
-def _told_part(network: ImportedModel, part: partition.Part, path: str | None, found: LoweredPart) -> Told:
+def _told_part(network: ImportedModel, part: partition.Part, path: str | None, found: LoweredPart) -> _Told:
     report = found.program.manifest["report"]
     left = {step["node"] for step in report["host_steps"]}
     left -= {node for layer in report["layers"] for node in layer["nodes"]}
     nodes = (network.by_name[name] for name in part.blocks)
     macs = sum(graphs.node_macs(network, node) for node in nodes if node.source not in left)
-    return Told(NPU, path, macs, *_bytes(network, found.graph.inputs, found.graph.outputs))
+    return _Told(NPU, path, macs, *_bytes(network, found.graph.inputs, found.graph.outputs))
 
 
-def _told_region(network: ImportedModel, part: partition.Part, step: ProgramPart) -> Told:
-    return Told(HOST, step.path, part_macs(network, part), *_bytes(network, step.inputs, step.outputs))
+def _told_region(network: ImportedModel, part: partition.Part, step: ProgramPart) -> _Told:
+    return _Told(HOST, step.path, part_macs(network, part), *_bytes(network, step.inputs, step.outputs))
 
 
 def _bytes(network: ImportedModel, *ports: Sequence[str]) -> Iterator[int]:
@@ -219,3 +218,92 @@ def _graph(programs: Sequence[Program]) -> dict[str, Any]:
 def _layer(number: int, layer: Mapping[str, Any]) -> dict[str, Any]:
     inputs = [within(number, name) for name in layer["inputs"]]
     return {**layer, "inputs": inputs, "tensor": within(number, layer["tensor"])}
+
+
+Report = Mapping[str, Any]
+NOT_ADDED = ("target", "machine", "clock_mhz", "macs_per_cycle", "bytes_per_cycle", "capacity_bytes", "level")
+"""Fields that describe the machine, not a program on it."""
+PEAKS = ("peak_bytes", "lower_bound_bytes")
+
+
+@frozen
+class _Told:
+    """A part or a region in a report."""
+
+    place: str
+    path: str | None
+    macs: int
+    bytes_in: int
+    bytes_out: int
+
+
+def merged(found: Sequence[Report], target: str, machine: str, memories: Sequence[str]) -> dict[str, Any]:
+    """The combined report of programs run one after the other: sums of counts, largest peaks of memories."""
+    empty: dict[str, Any] = {
+        "target": target,
+        "machine": machine,
+        "instructions": 0,
+        "segments": 0,
+        "macs": 0,
+        "cycles": 0,
+        "ideal_cycles": 0,
+        "utilization": None,
+        "memory": {name: {"peak_bytes": 0, "capacity_bytes": None, "lower_bound_bytes": 0} for name in memories},
+        "host_steps": [],
+        "layers": [],
+    }
+    if not found:
+        return empty
+    whole: dict[str, Any] = {**empty, **_added(found)}
+    whole["utilization"] = whole["ideal_cycles"] / whole["cycles"] if whole["cycles"] else None
+    if "frames_per_second" in whole:
+        clock = whole.get("clock_mhz")
+        whole["frames_per_second"] = clock * 1e6 / whole["cycles"] if clock and whole["cycles"] else None
+    return whole
+
+
+def _added(found: Sequence[Report]) -> dict[str, Any]:
+    keys = dict.fromkeys(key for each in found for key in each)
+    return {key: _together(key, [each[key] for each in found if key in each]) for key in keys}
+
+
+def _together(key: str, values: Sequence[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    if not known or key in NOT_ADDED or any(isinstance(value, str | bool) for value in known):
+        return known[0] if known else None
+    if key in PEAKS:
+        return max(known)
+    if all(isinstance(value, Mapping) for value in known):
+        return _added(known)
+    if all(isinstance(value, list) for value in known):
+        return [each for value in known for each in value]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _proven(found: Sequence[Report]) -> dict[str, Any]:
+    """The combined self-check of the program: what holds for every part, unchecked ones included."""
+    proofs = [each.get("proof", {"samples": 0, "bit_exact": None, "model": None}) for each in found]
+    values = {key: [each[key] for each in proofs] for key in ("bit_exact", "model")}
+    samples = min((each["samples"] for each in proofs), default=0)
+    whole = {key: all(each) if each and None not in each else None for key, each in values.items()}
+    return {"samples": samples, **whole}
+
+
+def shares(told: Sequence[_Told], npu: int, host: int, executed: int) -> dict[str, Any]:
+    """The report's fields on placement.
+
+    npu, host: MACs of the model's nodes. executed: multiplications of the programs, rewrites included.
+    """
+    return {
+        "partitions": [asdict(each) for each in told],
+        "macs": npu + host,
+        "npu_macs_share": npu / (npu + host) if npu + host else None,
+        "executed_macs": executed + host,
+    }
+
+
+def utilised(report: Report, own: int) -> dict[str, Any]:
+    """Utilisation of the machine by the network's own MACs: those that rewrites add do not count."""
+    executed = report["macs"]
+    ideal = report["ideal_cycles"] * (min(own, executed) / executed if executed else 1)
+    return {"ideal_cycles": ideal, "utilization": ideal / report["cycles"] if report["cycles"] else None}

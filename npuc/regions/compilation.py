@@ -1,8 +1,9 @@
 """From a model to a program, part by part; nodes that the target refuses go to the host and are reported.
 
-The model's nodes are partitioned, and parts are offered to the target until it refuses nothing more. Each is
-then lowered once, calibrated on the samples as transformed by the preceding parts and regions. What turns out
-not to fit goes to the host, and the parts around it are done again.
+The model's nodes are partitioned, and parts are offered to the target until it refuses nothing more; onnxruntime
+must load what goes to the host. Each is then lowered once, calibrated on the samples as transformed by the
+preceding parts and regions: the values of tensors that cross between parts, from onnxruntime in float. What turns
+out not to fit goes to the host, and the parts around it are done again.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+import numpy as np
+
 from npuc.account import ACCOUNT, as_json
-from npuc.errors import HOST_STEP, ArtefactError, Defect, NpucError, Problem
-from npuc.export.network_name import named
-from npuc.ir import Graph, TensorType
+from npuc.errors import HOST_STEP, ArtefactError, DataError, Defect, ModelError, NpucError, Problem
+from npuc.frontend.model import ImportedModel, ImportedNode
+from npuc.host.c_text import with_prefix
+from npuc.ir import Array, Graph, TensorType
 from npuc.onnx_files.export import to_onnx
+from npuc.onnx_files.external_data import without_weights
 from npuc.pipeline import Step, recorder
 from npuc.program import RANGES, Program, as_loaded, canonical_json, file_sha256
 from npuc.quantize.calibration.provenance import expect_ranges, with_ranges
-from npuc.regions import partition
+from npuc.reference import session
+from npuc.regions import graphs, partition
 from npuc.regions.accounting import account_of
 from npuc.regions.assembling import LoweredPart, assembled, entire, is_whole
-from npuc.regions.crossing import crossing
 from npuc.regions.graphs import crossing_inputs, part_graph, region_model
-from npuc.regions.hosting import expect_host
 from npuc.regions.planning import (
     Key,
     ModelPlan,
@@ -42,13 +46,13 @@ from npuc.regions.planning import (
     read_outside,
     settled,
 )
+from npuc.regions.witnesses import foreign_session
 from npuc.rewrites import rewrites
 from npuc.samples.loading import Samples, synthetic
 from npuc.samples.loading import load as load_samples
 from npuc.samples.sources import sources_of
-from npuc.storage.machine_files import as_toml
-from npuc.storage.mapped import trim
-from npuc.storage.pieces import Files, contents_of
+from npuc.storage.mapped import Files, contents_of, trim
+from npuc.storage.records import as_toml
 from npuc.system.budget import budget
 from npuc.target import Options, Request, Target
 
@@ -93,7 +97,7 @@ def compiled(request: Request, prover: PartProver | None = None) -> tuple[Progra
         entries = account_of(plan, parts, programs, whole=whole is not None)
         program = replace(program, manifest={**program.manifest, ACCOUNT: as_json(entries)})
         program = with_ranges(program, request, samples, [each.graph for each in lowered.values()])
-    return named(_with_origin(program, request.model), request.options.prefix), samples
+    return with_prefix(_with_origin(program, request.model), request.options.prefix), samples
 
 
 def optimised_whole(request: Request) -> tuple[Graph, list[Step]]:
@@ -138,7 +142,7 @@ def offered(plan: ModelPlan) -> tuple[partition.Part, ...]:
     parts = settled(plan)
     if plan.options.strict:
         expect_on_target(plan, parts)
-    expect_host(plan)
+    _expect_host(plan)
     return parts
 
 
@@ -283,3 +287,122 @@ def recompiled(model: Path, program: Program, target: Target) -> Program | None:
 def _meaning(program: Program) -> dict[str, Any]:
     """The manifest without entries that depend on file bytes and without the report, which is derived data."""
     return {key: value for key, value in program.manifest.items() if key not in (*OF_FILES, "report")}
+
+
+IN_MEMORY = 1 << 28
+"""The most bytes of crossing tensors, over all samples, in memory; larger ones are in files."""
+
+
+def crossing(network: ImportedModel, names: Sequence[str], samples: Samples, stack: ExitStack) -> dict[str, Array]:
+    """The values of tensors on all samples, (samples, *shape), from onnxruntime on the whole model in float.
+
+    stack: closes the files of large values. Raises DataError (E402) if onnxruntime cannot run a sample.
+    """
+    computed = [name for name in names if name not in network.inputs]
+    values = _Arrays({name: network.types[name] for name in names}, len(samples), stack)
+    behind = graphs.behind(network, computed)
+    needed = {name for node in behind for name in node.reads}
+    run: Callable[..., Any] | None = None
+    if computed:
+        run = foreign_session(graphs.region_model(network, behind, computed)).run
+    for at, feed in enumerate(samples.feeds()):
+        read = {name: value for name, value in feed.items() if name in needed}
+        try:
+            given = run(computed, read) if run is not None else []
+        except ModelError as error:
+            (problem,) = error.problems
+            if problem.code != "E105":
+                raise
+            remedy = "give samples that the model takes with --calibration DATA.npz"
+            raise DataError("E402", f"sample {at}: {problem.reason}", remedy=remedy) from None
+        values.put(at, {**feed, **dict(zip(computed, given, strict=True))})
+    return values.arrays
+
+
+OF_SHAPES = "where the model is exported, make the shapes before this tensor constant"
+
+
+class _Arrays:
+    """Values of tensors by sample, in memory or in files."""
+
+    def __init__(self, types: Mapping[str, TensorType], count: int, stack: ExitStack) -> None:
+        sizes = {name: count * each.bytes for name, each in types.items()}
+        folder = Path(stack.enter_context(TemporaryDirectory())) if sum(sizes.values()) > IN_MEMORY else None
+        self.arrays: dict[str, Array] = {}
+        for number, (name, each) in enumerate(types.items()):
+            shape = (count, *each.shape)
+            self.arrays[name] = (
+                np.empty(shape, each.dtype)
+                if folder is None
+                else np.memmap(folder / str(number), each.dtype, "w+", shape=shape)
+            )
+
+    def put(self, at: int, values: Mapping[str, Array]) -> None:
+        """Stores the values of a sample. Raises DataError (E402) if its shape differs."""
+        for name, array in self.arrays.items():
+            if values[name].shape != array.shape[1:]:
+                reason = f"onnxruntime gives {list(values[name].shape)}"
+                limit = f"{list(array.shape[1:])}, as ONNX defines the operator"
+                raise DataError("E402", reason, tensor=name, limit=limit, remedy=OF_SHAPES)
+            array[at] = values[name]
+
+
+def _expect_host(plan: ModelPlan) -> None:
+    """Raises what the target refuses if onnxruntime cannot run the model either.
+
+    Where an input may choose a branch, onnxruntime's refusal is the last problem: shapes may exclude one branch.
+    onnxruntime may load even an inconsistent model (E105), so such a model must also run on a sample.
+    """
+    network = plan.network
+    refused = [each for each in plan.causes if each.code.startswith("E")]
+    if plan.on_host or not refused:
+        return
+    contradicts = any(each.code == "E105" for each in refused)
+    outputs = list(network.outputs)
+    found = _refusal(network, network.nodes, outputs, once=contradicts)
+    plan.on_host = found is None
+    if found is not None:
+        remedy = _binding(network)
+        told = () if remedy is None else (Problem("E105", found, remedy=remedy),)
+        raise NpucError.of((*refused, *told))
+
+
+def _binding(network: ImportedModel) -> str | None:
+    """The flag that may choose a branch of the model, if it has both branches and scalar inputs."""
+    scalars = [name for name in network.inputs if name in network.types and network.types[name].size == 1]
+    if not scalars or not any(node.op == "If" for node in network.nodes):
+        return None
+    return f"if an input chooses a branch, bind it: --bind {scalars[0]}=VALUE"
+
+
+def loads(network: ImportedModel, node: ImportedNode) -> bool:
+    """Whether onnxruntime loads a node, and, if it seems inconsistent, runs it."""
+    if any(name not in network.protos and name not in network.constants for name in node.reads):
+        return True  # only the tensor's producer knows its type: the producer's result decides
+    contradicts = node.problem is not None and node.problem.code == "E105"
+    return _refusal(network, [node], node.writes, once=contradicts) is None
+
+
+def _refusal(
+    network: ImportedModel, nodes: Sequence[ImportedNode], outputs: Sequence[str], *, once: bool
+) -> str | None:
+    """Why onnxruntime does not load these nodes; None if it does.
+
+    once: whether it must also run them on a synthetic sample.
+    """
+    written = {name for node in nodes for name in node.writes}
+    try:
+        found: Any = session(
+            *without_weights(graphs.region_model(network, nodes, [*written.intersection(outputs)])), confined=True
+        )
+        if once:
+            found.run(None, _sample(network, [each.name for each in found.get_inputs()]))
+    except NpucError as error:
+        return error.problems[0].reason
+    return None
+
+
+def _sample(network: ImportedModel, names: Sequence[str]) -> dict[str, Any]:
+    """A synthetic value for each of these tensors."""
+    found = synthetic({name: network.types[name] for name in names}, 1)
+    return {name: values[0, ...] for name, values in found.inputs.items()}

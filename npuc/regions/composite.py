@@ -1,23 +1,31 @@
-"""The target of a program of several parts: it combines the results of its machine for each part."""
+"""The target of a program of several parts: it combines the results of its machine for each part.
+
+As C, the host regions become npuc_regions.h and .c, one function per region, and the library they call. For a
+region that the library cannot compute, its ONNX model is added.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from npuc.errors import ArtefactError, NpucError
-from npuc.export.network_name import named, network_name
+from npuc.host.c_code import FunctionSignature, HostFunction, function, sources
+from npuc.host.c_text import network_name, with_prefix
 from npuc.ir import Array
 from npuc.program import MANIFEST, Program, canonical_json
-from npuc.regions.artefact import HOST, Contents, ProgramPart, is_composite, part_of
+from npuc.regions.artefact import HOST, Contents, ProgramPart, host_model, is_composite, part_of
 from npuc.regions.running import CompositeRunner, within
 from npuc.registry import names
 from npuc.registry import target as find
 from npuc.storage.records import damaged
 from npuc.target import Origin, Runner, Target
 from npuc.view import Activity, Heading, Line, MemoryAnnotation, Timeline, names_of
+
+if TYPE_CHECKING:
+    import onnx
 
 
 def target_of(program: Program) -> Target:
@@ -154,10 +162,9 @@ class Composite:
         for step, part in _named_parts(program):
             made = _part_exported(self.inner, step, part, (form, player), [each.path for each in regions])
             files |= {f"{step.path}/{name}": data for name, data in made.items()}
-        if form == "c":
-            from npuc.regions.in_c import exported as regions_in_c
-
-            files |= regions_in_c(program)
+        if form == "c" and regions:
+            functions = [region(program.files[step.path], number, step) for number, step in enumerate(regions)]
+            files |= regions_in_c(functions)
         described = {key: program.manifest.get(key) for key in ("target", "inputs", "outputs")}
         return {**files, "steps.json": canonical_json({**described, **contents.as_json()})}
 
@@ -205,9 +212,51 @@ def _parts(program: Program) -> Iterator[tuple[ProgramPart, Program]]:
 def _named_parts(program: Program) -> Iterator[tuple[ProgramPart, Program]]:
     """The same, each with a name of its own."""
     for number, (step, part) in enumerate(_parts(program)):
-        yield step, named(part, f"{network_name(program.manifest)}_part_{number}")
+        yield step, with_prefix(part, f"{network_name(program.manifest)}_part_{number}")
 
 
 def parts(program: Program) -> Sequence[Program]:
     """The NPU programs within a program; the program itself if it has no parts."""
     return [part for _, part in _parts(program)] if is_composite(program) else [program]
+
+
+INTRODUCTION = """/*
+ * The host regions of a program, in the order of steps.json. A region between parts of the NPU takes and gives
+ * float32 tensors, row by row; `data` of each has the alignment of its type, and no two of a call overlap.
+ * Regions of npuc_regions.c keep their results in static memory: one call at a time.
+ */"""
+
+
+def regions_in_c(regions: Sequence[HostFunction]) -> dict[str, bytes]:
+    """npuc_regions.h and .c, one function per region, and the library that they call, by path."""
+    return sources(regions, "regions", INTRODUCTION)
+
+
+def region(data: bytes, number: int, step: ProgramPart) -> HostFunction:
+    """A region of the program. data: its ONNX model. Raises ArtefactError (E502) if that is damaged."""
+    from npuc.frontend import import_model
+
+    model = host_model(step.path, data)
+    try:
+        graph = import_model(model, None)
+    except NpucError:
+        graph = None
+    known = {each.name: each.type for each in (*model.graph.input, *model.graph.output)}
+    types = tuple(_type(known.get(name)) for name in (*step.inputs, *step.outputs))
+    operators = [node.op_type for node in model.graph.node]
+    return function(
+        graph, FunctionSignature(step.inputs, step.outputs, types), "regions", number, step.path, operators
+    )
+
+
+def _type(found: onnx.TypeProto | None) -> str:
+    """Element type and shape as text for a comment."""
+    from onnx import TensorProto
+
+    if found is None or not found.HasField("tensor_type"):
+        return "a value that is no tensor:"
+    if found.tensor_type.elem_type not in TensorProto.DataType.values():
+        return "a value of a type that ONNX lacks:"
+    dims = found.tensor_type.shape.dim
+    shape = ", ".join(str(each.dim_value) if each.HasField("dim_value") else "?" for each in dims)
+    return f"{TensorProto.DataType.Name(found.tensor_type.elem_type).lower()} [{shape}]"

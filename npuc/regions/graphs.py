@@ -8,13 +8,13 @@ from math import prod
 import onnx
 from onnx import helper, numpy_helper
 
-from npuc.custom_ops import STANDARD
 from npuc.errors import Problem, UnsupportedOperator
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.ir import Graph
 from npuc.onnx_files.subgraphs import within
 from npuc.ops import build
 from npuc.ops.products import macs
+from npuc.reference import STANDARD
 from npuc.regions import partition
 from npuc.target import RECURRENT
 

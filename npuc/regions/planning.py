@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-from npuc.conditions import masks, undefined
+from npuc.conditions.values import mask_problems, nan_problems
 from npuc.errors import AMBIGUOUS, NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import bound_values
 from npuc.frontend.frames import framed
@@ -25,7 +25,7 @@ from npuc.regions import graphs as parts_of
 from npuc.regions import partition
 from npuc.regions.rebatching import rebatched
 from npuc.target import Options, Request, Shapes, Target, matches
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 from npuc.text.terminal import closest
 
 ROUNDS = 64
@@ -226,7 +226,7 @@ def _beyond(network: ImportedModel, precision: str) -> Iterator[tuple[str, Probl
 
 def _wrong_here(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:
     """A problem for each node whose operator runs here, but whose values need another range or NaN."""
-    return [*masks.problems(nodes, constants, precision), *undefined.problems(nodes, constants, precision)]
+    return [*mask_problems(nodes, constants, precision), *nan_problems(nodes, constants, precision)]
 
 
 def partitioned(plan: ModelPlan) -> tuple[partition.Part, ...]:

@@ -20,7 +20,7 @@ from npuc.ir import Array
 from npuc.onnx_files.subgraphs import tensor_names
 from npuc.reference import values_of, with_outputs
 from npuc.regions.witnesses import foreign_session
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 SHAPES: Mapping[str, int] = {"Reshape": 1, "Resize": 3}
 """Operators with a shape that begins with the batch, and its place among their inputs."""

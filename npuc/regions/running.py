@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from npuc.custom_ops import REMEDY
 from npuc.errors import ArtefactError, NpucError
-from npuc.host.manifest import ungiven
+from npuc.host.step import ungiven
 from npuc.ir import Array
 from npuc.onnx_files.subgraphs import graphs
 from npuc.program import Port, Program
-from npuc.reference import session
-from npuc.regions.artefact import NPU, Contents, ProgramPart, host_model, part_of
+from npuc.reference import REMEDY, session
+from npuc.regions.artefact import NPU, Contents, ProgramPart, host_model, of_host_alone, part_of
+from npuc.running import program_inputs
+from npuc.samples import loading as data
+from npuc.samples.loading import Samples
 from npuc.samples.structured import objects, row
 from npuc.system.budget import expect_room
 from npuc.target import Observer, Runner, cycles_of, layer_cycles_of
@@ -227,3 +230,11 @@ def stacked(values: Values) -> Array:
     if len(arrays) == len(values) and len({(each.shape, each.dtype) for each in arrays}) == 1:
         return np.stack(arrays)
     return objects(values)
+
+
+def samples_of(program: Program, files: Sequence[Path]) -> Samples:
+    """The samples of data files for a program; an input that only the host reads may be infinite, as in a mask.
+
+    Raises DataError (E401, E402) as `data.load`.
+    """
+    return data.load(files, program_inputs(program), of_host_alone(program), program.images)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from npuc.frontend import import_model
 from npuc.frontend.reading import parsed
 from npuc.ir import Array, Graph
-from npuc.onnx_files.external_weights import without_weights
+from npuc.onnx_files.external_data import without_weights
 from npuc.onnx_files.standby import EVALUATOR, INTERPRETER, Evaluated, Interpreted, Standby, whole
 from npuc.reference import NO_WEIGHTS, session
 from npuc.system.confinement import Unconfined, isolated

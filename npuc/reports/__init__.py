@@ -1,1 +1,1 @@
-"""Reports of commands: summaries, tables, explanations, comparisons, sweeps."""
+"""Reports of commands: summaries, tables, explanations, comparisons, sweeps; as text and as HTML."""

@@ -13,22 +13,22 @@ from typing import Any
 
 from npuc import running
 from npuc.account import account_of, reasons
-from npuc.custom_ops import custom_ops, libraries
 from npuc.driver import compile_model
 from npuc.errors import ArtefactError, DataError, ModelError, NpucError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, as_loaded
+from npuc.reference import custom_ops, libraries
 from npuc.regions.composite import target_of
 from npuc.registry import target
 from npuc.samples.loading import Samples
 from npuc.samples.loading import load as load_samples
 from npuc.storage import mapped
-from npuc.storage.machine_files import as_toml
+from npuc.storage.records import as_toml
 from npuc.system import budget, interrupts
 from npuc.system.cluster import on_cluster
 from npuc.target import Options, Request, Shapes
-from npuc.text.progress import SILENT, Progress
+from npuc.text.terminal import SILENT, Progress
 from npuc.verification import metrics
 from npuc.verification.equivalence import expected
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.account import Entry, reasons
+from npuc.account import PLACES, Entry, accounted, fate, named, reasons
 from npuc.program import Ranges
-from npuc.reports.accounts import PLACES, accounted, fate, named
 from npuc.reports.difference import changes_line
 from npuc.reports.layers import figure_text, layer_facts, value_text
 from npuc.reports.tables import Column, as_text

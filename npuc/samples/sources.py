@@ -10,8 +10,8 @@ from npuc.errors import DataError
 from npuc.flag import SYNTHETIC
 from npuc.frozen import frozen
 from npuc.images.pictures import FORMATS, is_picture
+from npuc.storage.files import decoded
 from npuc.system.budget import given
-from npuc.text.encodings import decoded
 
 LISTS = (".txt", ".csv")
 """Suffixes of files that list others, one a line: PATH, or PATH,LABEL."""

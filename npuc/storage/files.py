@@ -1,4 +1,4 @@
-"""Files and folders that are written as a whole or not at all, and the cache folder.
+"""Files and folders written as a whole or not at all, the cache folder, and the text of files that people edit.
 
 New content is staged beside its destination under a name with a random part, `.NAME.RANDOM.partial`, which the
 writer keeps locked. An existing folder is swapped with the staged one atomically where the system supports it
@@ -7,6 +7,7 @@ writer keeps locked. An existing folder is swapped with the staged one atomicall
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import errno
 import os
@@ -17,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from npuc.errors import ArtefactError
 from npuc.system.interrupts import deferred
@@ -191,3 +193,33 @@ def cache_folder() -> Path:
     except (OSError, AttributeError):  # not writable, or the system has no user ids
         pass
     return Path(tempfile.mkdtemp(prefix="npuc-"))
+
+
+def toml(data: bytes) -> dict[str, Any]:
+    """The values of a TOML file. Raises ValueError, or RecursionError, for one that is none.
+
+    >>> toml(b"bits = 12")
+    {'bits': 12}
+    """
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # pyright: ignore
+    return tomllib.loads(decoded(data))
+
+
+def decoded(data: bytes) -> str:
+    """The text of a file in UTF-8, or in UTF-16 with a byte order mark; every line ends with a line feed.
+
+    Raises ValueError, which names the first line that is neither.
+
+    >>> decoded(b"\\xef\\xbb\\xbfa\\r\\nb"), decoded("a\\n".encode("utf-16"))
+    ('a\\nb', 'a\\n')
+    """
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        text = data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {number}: it is not UTF-8 text") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")

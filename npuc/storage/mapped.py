@@ -1,8 +1,9 @@
-"""Heavy values in temporary files that are mapped into memory: only the pages in use occupy memory.
+"""Heavy values in temporary files that are mapped into memory, and file contents in pieces of them.
 
-A graph, the onnxruntime sessions that run it and a program thus share one copy of a network's weights, and
-`release` frees the pages that were read. The folder is private and is removed when the process ends; unlike a
-user's own file, a mapped file cannot change or shrink while in use.
+Only the pages in use occupy memory. A graph, the onnxruntime sessions that run it and a program thus share one
+copy of a network's weights, and `release` frees the pages that were read. The folder is private and is removed
+when the process ends; unlike a user's own file, a mapped file cannot change or shrink while in use. Contents in
+pieces are never in memory together: large parts are arrays kept elsewhere.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import mmap
 import os
 import shutil
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from secrets import token_hex
 from tempfile import mkdtemp
@@ -26,7 +28,6 @@ from numpy.typing import DTypeLike
 
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.storage.pieces import Content, Pieces, view_of
 
 HEAVY = 1 << 20
 """Bytes from which a constant is mapped instead of copied."""
@@ -266,3 +267,85 @@ def place_of(values: Array) -> FilePlace | None:
     if not isinstance(behind, Mapped) or not values.flags.c_contiguous:
         return None
     return FilePlace(behind.path, values.ctypes.data - whole.ctypes.data)
+
+
+def size_of(piece: bytes | Array) -> int:
+    """The size of a piece in bytes."""
+    return len(piece) if isinstance(piece, bytes) else piece.nbytes
+
+
+def view_of(piece: bytes | Array) -> memoryview:
+    """The bytes of a piece. Arrays must be in C order and not empty."""
+    return memoryview(piece) if isinstance(piece, bytes) else piece.data.cast("B")
+
+
+class Pieces:
+    """A sequence of pieces that reads as one run of bytes; some pieces are the elements of arrays in C order."""
+
+    def __init__(self, pieces: Sequence[bytes | Array]) -> None:
+        filled = (each for each in pieces if size_of(each))
+        groups = groupby(filled, lambda each: isinstance(each, bytes))
+        self.pieces = tuple(each for light, group in groups for each in _joined(group, light))
+        self.starts = np.cumsum([0, *map(size_of, self.pieces)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, at: slice, /) -> bytes:
+        start, end, _ = at.indices(len(self))
+        return b"".join(bytes(each) for each in self._between(start, end))
+
+    def __bytes__(self) -> bytes:
+        return self[:]
+
+    def array(self, span: tuple[int, int]) -> Array | None:
+        """The array that covers exactly this span; None if there is none."""
+        number = int(np.searchsorted(self.starts, span[0]))
+        piece = self.pieces[number] if number < len(self.pieces) else b""
+        fits = int(self.starts[number]) == span[0] and size_of(piece) == span[1] - span[0]
+        return piece if fits and not isinstance(piece, bytes) else None
+
+    def _between(self, start: int, end: int) -> Iterator[memoryview]:
+        number = max(int(np.searchsorted(self.starts, start, "right")) - 1, 0)
+        while start < end:
+            first = int(self.starts[number])
+            piece = view_of(self.pieces[number])[start - first : end - first]
+            yield piece
+            start, number = start + len(piece), number + 1
+
+
+def _joined(pieces: Iterable[bytes | Array], light: bool) -> Iterable[bytes | Array]:
+    """Bytes joined into one piece; arrays unchanged."""
+    return [b"".join(bytes(each) for each in pieces)] if light else pieces
+
+
+Content = bytes | Pieces
+
+
+@frozen(eq=False)
+class Files(Mapping[str, bytes]):
+    """Contents by name; each is assembled only when it is accessed."""
+
+    contents: Mapping[str, Content]
+
+    def __getitem__(self, name: str) -> bytes:
+        return bytes(self.contents[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.contents)
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+
+def contents_of(*files: Mapping[str, bytes]) -> dict[str, Content]:
+    """The contents of several mappings together, none of them assembled."""
+    found: dict[str, Content] = {}
+    for each in files:
+        found |= each.contents if isinstance(each, Files) else each
+    return found
+
+
+def pieces_of(content: Content) -> Sequence[bytes | Array]:
+    """The pieces of a content."""
+    return (content,) if isinstance(content, bytes) else content.pieces

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from npuc.errors import ArtefactError
-from npuc.text.encodings import decoded
+from npuc.storage.files import decoded
 
 WORDS = "give a file of words alone, as npuc export --format bin or readmemh writes it"
 """The remedy for a file that is not one."""

@@ -14,25 +14,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from npuc.custom_ops import custom_ops, libraries
 from npuc.errors import NpucError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, load, load_evidence
+from npuc.reference import custom_ops, libraries
 from npuc.regions.composite import Composite, parts, target_of
-from npuc.regions.feeding import samples_of
-from npuc.regions.running import CompositeRunner
+from npuc.regions.running import CompositeRunner, samples_of
 from npuc.running import batch_of
 from npuc.samples.loading import Samples
 from npuc.samples.structured import row
 from npuc.system import budget
 from npuc.system.cluster import on_cluster
 from npuc.target import Runner, quickest
-from npuc.text.progress import SILENT, Progress
+from npuc.text.terminal import SILENT, Progress
+from npuc.verification.batches import has_integer_network, integer_runner
 from npuc.verification.bits import BitDifferences
 from npuc.verification.checking import check_model
 from npuc.verification.equivalence import Original
-from npuc.verification.integer_network import has_integer_network, integer_runner
 from npuc.verification.judging.choosing import Asked, NotTaken, chosen
 from npuc.verification.judging.metric import FP32, Metric, Outputs
 

@@ -16,13 +16,12 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.samples.sources import files_of
 from npuc.samples.structured import row
-from npuc.verification.judging.boxes import Boxes
+from npuc.verification.judging.boxes import Boxes, Decoding, decoded
 from npuc.verification.judging.choosing import reading
-from npuc.verification.judging.classes import Classes
-from npuc.verification.judging.decoding import Decoding, decoded
 from npuc.verification.judging.detections import Detections, in_units
 from npuc.verification.judging.metric import Outputs, finite
 from npuc.verification.judging.sequences import Sequences
+from npuc.verification.judging.values import Classes
 
 BEST = 5
 """Classes that are named."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npuc.evidence import described
 from npuc.frontend.frames import framed
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
@@ -29,7 +30,6 @@ from npuc.running import batch_of
 from npuc.samples import loading as data
 from npuc.target import FLOATING, Origin, Runner, Target
 from npuc.text.escaping import shell_word
-from npuc.verification.described import described
 from npuc.verification.isolation import Isolated
 
 Report = Mapping[str, Any]

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from npuc.evidence import described, foreign_evidence, network
 from npuc.ir import Array
 from npuc.ops.movement import KEPT_INTEGERS
 from npuc.program import Program
 from npuc.reference import has_integer_products, values_of, with_outputs
 from npuc.regions.witnesses import standing
-from npuc.storage.pieces import contents_of
+from npuc.storage.mapped import contents_of
+from npuc.storage.records import damaged
 from npuc.target import Target
-from npuc.verification.described import damaged, described, foreign_evidence, network
 
 
 class BitDifferences:
@@ -43,7 +44,7 @@ class BitDifferences:
         """The number format of each integer tensor."""
         missing = {*self.tensors, *self.outputs} - kinds.keys()
         if missing:
-            raise damaged("reference.onnx", f"it lacks the tensor '{min(missing)}'")
+            raise damaged(f"it lacks the tensor '{min(missing)}'", file="reference.onnx")
         self.differing: dict[str, int] = {}
         """Number of differing elements in each tensor that the simulator showed."""
         self.strayed: dict[str, int] = {}
@@ -65,7 +66,7 @@ class BitDifferences:
         for name, value in (*seen.items(), *outputs.items()):
             if name in integer and value.shape != integer[name].shape:
                 reason = f"'{name}' has the shape {list(integer[name].shape)}, the program's {list(value.shape)}"
-                raise damaged("reference.onnx", reason)
+                raise damaged(reason, file="reference.onnx")
         for name in self.outputs:
             self._stray(name, int((~self._near(name, outputs[name], integer[name])).sum()))
         for name in self.tensors.keys() & seen.keys():
@@ -80,7 +81,7 @@ class BitDifferences:
         for name, entry in self.tensors.items():
             found = list(values[name].shape)
             if found != entry["shape"]:
-                raise damaged("reference.onnx", f"'{name}' has the shape {found}, not {entry['shape']}")
+                raise damaged(f"'{name}' has the shape {found}, not {entry['shape']}", file="reference.onnx")
 
     @property
     def exact(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.evidence import described
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.program import Program, file_sha256, load_evidence
@@ -26,14 +27,11 @@ from npuc.samples.loading import Samples
 from npuc.samples.structured import row
 from npuc.storage.records import read
 from npuc.target import FLOATING, Target
-from npuc.text.progress import SILENT, Progress
+from npuc.text.terminal import SILENT, Progress
+from npuc.verification.batches import FloatCheck, IntegerCheck
 from npuc.verification.bisection import largest_loss
-from npuc.verification.described import described
 from npuc.verification.exact import Exact, read_network
-from npuc.verification.floating import FloatCheck
-from npuc.verification.integer import IntegerCheck
-from npuc.verification.metrics import Tolerance
-from npuc.verification.outputs import Outputs
+from npuc.verification.metrics import Outputs, Tolerance
 
 
 class ProgramCheck(Protocol):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import ArtefactError, NpucError
+from npuc.evidence import described, foreign_evidence
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import values_of
@@ -30,7 +31,6 @@ from npuc.system.budget import content
 from npuc.target import Stored, Target
 from npuc.text.terminal import closest
 from npuc.verification.bisection import FirstDifference
-from npuc.verification.described import described, foreign_evidence
 
 Report = Mapping[str, Any]
 SUFFIXES = (".npy", ".bin", ".mem")

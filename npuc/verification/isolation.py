@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from npuc.evidence import network
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.onnx_files.external_data import array_of
-from npuc.onnx_files.external_weights import without_weights
+from npuc.onnx_files.external_data import array_of, without_weights
 from npuc.reference import values_of, with_outputs
 from npuc.regions.witnesses import standing
-from npuc.storage.pieces import Content
-from npuc.verification.described import network
+from npuc.storage.mapped import Content
 
 UNITS = {"fp16": 2.0**-11, "fp32": 2.0**-24}
 """Half a unit in the last place of 1, by precision."""

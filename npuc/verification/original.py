@@ -25,7 +25,7 @@ from npuc.onnx_files.subgraphs import tensor_names
 from npuc.reference import values_of, with_outputs
 from npuc.regions.witnesses import file_session, foreign_session
 from npuc.samples.structured import comparable, leaves
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 if TYPE_CHECKING:
     import onnx

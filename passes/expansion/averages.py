@@ -19,7 +19,7 @@ from npuc.ops import rebuild
 from npuc.ops.attributes import COUNT_INCLUDE_PAD, KERNEL_SHAPE
 from npuc.ops.windows import Window, window_of
 from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 
 @frozen

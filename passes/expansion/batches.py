@@ -19,7 +19,7 @@ from npuc.ops.windows import window_of
 from npuc.passes.expansion.images import TIDY, ImageLimits
 from npuc.passes.rewriting.layout import BINARY, UNARY
 from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 MOST_SAMPLES = 64
 """The largest batch to split: the program grows by this factor."""

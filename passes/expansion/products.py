@@ -13,7 +13,7 @@ from npuc.ops import rebuild
 from npuc.passes.expansion.images import TIDY, ImageLimits, Shape, carried, extents, returned, sides
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 
 @frozen

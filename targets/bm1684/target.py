@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from npuc.conditions.constraints import refused, table
 from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
-from npuc.export.network_name import network_name
+from npuc.host.c_text import network_name
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.samples.loading import Samples
-from npuc.storage.pieces import Content, Files
+from npuc.storage.mapped import Content, Files
 from npuc.storage.records import read
 from npuc.target import ALTERNATING, RECURRENT, Options, Origin, Stored, Target
 from npuc.targets.bm1684.export import host
@@ -70,7 +70,7 @@ class Bm1684(Target):
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that no calls can compute, with the constraint it violates."""
-        from npuc.host_nodes import emptiness
+        from npuc.conditions.host import emptiness
 
         machines.load(options.machine)
         if options.precision == "int8":
@@ -96,8 +96,8 @@ class Bm1684(Target):
 
     def _fixed(self, graph: Graph, samples: Samples, options: Options, machine: Machine) -> Program:
         """An int8 program, with the integer network as its evidence."""
+        from npuc.conditions.host import constant_steps
         from npuc.evidence import evidence
-        from npuc.host_nodes import constant_steps
         from npuc.quantize.improvement.search import as_json
         from npuc.targets.bm1684.lowering import fixed
         from npuc.targets.bm1684.network import fixed as layers
@@ -207,7 +207,7 @@ class Bm1684(Target):
 
 def _host_step(graph: Graph, node: Node) -> HostStep:
     """A node before or after the kernel; a product has the factors of channels (quantize/improvement/borders)."""
-    from npuc.host_nodes import host_step
+    from npuc.conditions.host import host_step
     from npuc.targets.bm1684.network.fixed import HOST
 
     step = host_step(graph, node, HOST.get(node.op, ""), at_border=True)
@@ -216,7 +216,7 @@ def _host_step(graph: Graph, node: Node) -> HostStep:
 
 def _fixed_problems(graph: Graph, options: Options) -> list[Problem]:
     """Every node that 8-bit layers cannot compute, without what only moves the first axis beside one."""
-    from npuc.host_nodes import conversion_refusal, emptiness
+    from npuc.conditions.host import conversion_refusal, emptiness
     from npuc.targets.bm1684.network import fixed
 
     integer = set(fixed.integer(graph))

@@ -70,7 +70,7 @@ class EasyNpu(Target):
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither the array nor the host may run, each with its constraint."""
-        from npuc.host_nodes import problems
+        from npuc.conditions.host import problems
         from npuc.targets.easynpu.layers import support
         from npuc.targets.easynpu.network import quantising
 
@@ -86,8 +86,8 @@ class EasyNpu(Target):
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises and lowers; adds the integer network to the program as evidence."""
+        from npuc.conditions.host import expect_conversions
         from npuc.evidence import evidence, signature
-        from npuc.host_nodes import expect_conversions
         from npuc.quantize.improvement.search import as_json
         from npuc.targets.easynpu.layers.rewrites import with_borders
         from npuc.targets.easynpu.network import quantising

@@ -82,7 +82,7 @@ class Nvdla(Target):
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """One problem for every node that neither NVDLA nor the host can run, with the constraint it breaks."""
-        from npuc.host_nodes import problems
+        from npuc.conditions.host import problems
         from npuc.targets.nvdla.network import quantising, support
 
         machine = self._machine(options)

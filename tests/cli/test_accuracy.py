@@ -10,7 +10,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from npuc.verification.judging.intervals import interval, paired_difference
+from npuc.verification.judging.metric import interval, paired_difference
 from tests.cli.process import Digits, npuc
 from tests.files import arrays
 from tests.onnx_models import parse

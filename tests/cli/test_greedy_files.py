@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from npuc.program import MANIFEST, canonical_json, sha256
-from npuc.storage.machine_files import LARGEST_FILE
+from npuc.storage.records import LARGEST_FILE
 from tests.cli.process import SYNTHETIC, Digits, npuc
 
 

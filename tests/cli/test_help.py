@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 from npuc.cli import npuc as commands
-from npuc.text.progress import CLEAR, progress
+from npuc.text.terminal import CLEAR, progress
 from tests.cli.process import Digits, compiled, npuc
 
 ROOT = Path(__file__).resolve().parents[2]

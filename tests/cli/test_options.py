@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper
 
 from npuc.cli.options import TargetCommand, bind_option, scheduler_option, shape_option, shapes_option
-from npuc.cli.paths import PATH
+from npuc.cli.output import PATH
 from npuc.program import MANIFEST
 from tests.cli.process import npuc
 

@@ -189,7 +189,7 @@ def test_layers_of_bm1684_in_int8_have_their_errors(digits: Digits, tmp_path: Pa
 def test_a_long_listing_is_cut_and_the_page_says_so(
     digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("npuc.page.page.MOST_LISTED", 3)
+    monkeypatch.setattr("npuc.reports.page.MOST_LISTED", 3)
     npuc("report", digits.program, "-o", tmp_path / "r.html").done()
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     count = len(npuc("dump", digits.program, "--json").json["instructions"])

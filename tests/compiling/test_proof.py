@@ -23,8 +23,8 @@ from npuc.reference import graph_session
 from npuc.regions import planning
 from npuc.samples.loading import KINDS, varied
 from npuc.target import Options, Request, Target, target, usual_options
+from npuc.verification.criterion import Nearness
 from npuc.verification.equivalence import Equivalence
-from npuc.verification.nearness import Nearness
 from tests.cli.process import npuc
 from tests.compiled import optimised
 from tests.passes.networks import network, node

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from npuc.conditions.lower_bounds import LowerBounds
+from npuc.conditions.values import LowerBounds
 from npuc.frontend import import_model
 from npuc.ir import Node
 from tests.onnx_models import parse

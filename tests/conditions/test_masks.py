@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from npuc import running
-from npuc.conditions.masks import masking
+from npuc.conditions.values import masking
 from npuc.driver import compile_model
 from npuc.errors import NpucError
 from npuc.frontend import load as load_model

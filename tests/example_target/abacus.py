@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from npuc.conditions.host import host_step
 from npuc.errors import Problem
 from npuc.evidence import evidence, signature
 from npuc.flag import Flag
 from npuc.host.step import HostStep
-from npuc.host_nodes import host_step
 from npuc.ir import Array, Graph, Node
 from npuc.ops.movement import MOVEMENT
 from npuc.passes.expansion.images import ImageLimits

@@ -207,7 +207,7 @@ def machines(chance: random.Random, folder: Path) -> None:
     """A machine file is read and compiled for."""
     name = chance.choice(TARGETS)
     kind = target(name)
-    from npuc.storage.machine_files import as_toml
+    from npuc.storage.records import as_toml
 
     text = as_toml(kind.machine_values(None))
     text = (

@@ -291,9 +291,9 @@ def _verified(model: Path, compiled: Program, case: Case, stacked: Mapping[str, 
     loaded = as_loaded(compiled)
     tolerance = Tolerance(sqnr_db=-1000, cosine=-2)
     if case.precision in FLOATING:
-        from npuc.verification.floating import FloatCheck as Check
+        from npuc.verification.batches import FloatCheck as Check
     else:
-        from npuc.verification.integer import IntegerCheck as Check
+        from npuc.verification.batches import IntegerCheck as Check
     check = Check(model, loaded, target(case.target), "own")
     check.batch(Samples(stacked))
     return check.report(tolerance)

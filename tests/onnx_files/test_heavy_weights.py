@@ -13,9 +13,9 @@ import npuc
 from npuc.ir import Array
 from npuc.onnx_files.export import to_onnx
 from npuc.program import save
-from npuc.storage.mapped import HEAVY, place_of
-from npuc.storage.pieces import Files, Pieces, contents_of
+from npuc.storage.mapped import HEAVY, Files, Pieces, contents_of, place_of
 from npuc.targets.bm1684.lowering import tensors as region
+from npuc.targets.bm1684.lowering import weights as region
 from npuc.targets.bm1684.lowering.tensors import ConstantRegion
 from npuc.verification import equivalence, isolation
 from tests.passes.networks import network, node

@@ -13,10 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from npuc.frontend import load
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
-from npuc.onnx_files.external_weights import light, outside
+from npuc.onnx_files.external_data import light, outside
 from npuc.onnx_files.wire import apart, fields, together, varint
-from npuc.storage.mapped import HEAVY, place_of
-from npuc.storage.pieces import Pieces
+from npuc.storage.mapped import HEAVY, Pieces, place_of
 
 HEAVY_FLOATS = np.linspace(-3, 5, HEAVY // 4 + 7, dtype=np.float32).reshape(1, -1)
 HEAVY_BYTES = np.arange(HEAVY + 3).astype(np.int8)

@@ -16,8 +16,8 @@ import pytest
 from onnx import helper
 
 import npuc
-from npuc.custom_ops import custom_ops
 from npuc.errors import ArtefactError
+from npuc.reference import custom_ops
 from tests.cli.process import npuc as command
 from tests.compiled import checked, places, program_of
 from tests.onnx_models import parse

@@ -18,8 +18,7 @@ from npuc import api
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.regions.artefact import ProgramPart
-from npuc.regions.composite import target_of
-from npuc.regions.in_c import region, sources
+from npuc.regions.composite import region, regions_in_c, target_of
 from npuc.target import Options
 from tests.onnx_models import parse
 
@@ -126,7 +125,7 @@ class _Built:
         assert found.text is not None
         self.results = [(each.name, _shape(each)) for each in model.graph.output]
         sizes = [", ".join(str(_bytes(each)) for each in side) for side in (model.graph.input, model.graph.output)]
-        for name, data in sources([found]).items():
+        for name, data in regions_in_c([found]).items():
             (folder / name).write_bytes(data)
         (folder / "main.c").write_text(MAIN.format(inputs=sizes[0], outputs=sizes[1]), encoding="ascii")
         command = [str(COMPILER), *FLAGS, "-o", "built", "main.c", "npuc_regions.c", "npuc_operators.c", "-lm"]
@@ -202,11 +201,11 @@ def test_what_the_library_lacks_is_declared(text: str) -> None:
     model = parse(text)
     found = region(model.SerializeToString(), 4, _step(model))
     assert found.text is None
-    header = sources([found])["npuc_regions.h"].decode()
+    header = regions_in_c([found])["npuc_regions.h"].decode()
     assert "YOURS: supply this function" in header
     assert "int npuc_host_region_4(const npuc_tensor *in, npuc_tensor *out);" in header
     assert model.graph.node[0].op_type in header
-    assert b"npuc_host_region_4" not in sources([found])["npuc_regions.c"]
+    assert b"npuc_host_region_4" not in regions_in_c([found])["npuc_regions.c"]
 
 
 @pytest.mark.parametrize("name", ["easynpu", "nvdla-small"])
@@ -234,7 +233,7 @@ def test_names_of_a_model_do_not_end_a_comment() -> None:
     model = parse("g (float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
     hostile = "*/ int evil; /*"
     model.graph.node[0].input[0] = model.graph.input[0].name = hostile
-    header = sources([region(model.SerializeToString(), 0, _step(model))])["npuc_regions.h"].decode()
+    header = regions_in_c([region(model.SerializeToString(), 0, _step(model))])["npuc_regions.h"].decode()
     assert hostile not in header
 
 

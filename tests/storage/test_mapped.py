@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from npuc.storage import mapped
-from npuc.storage.mapped import HEAVY, FilePlace, Growing, append, copied, kept, linked, place_of, release, trim
-from npuc.storage.pieces import Pieces
+from npuc.storage.mapped import HEAVY, FilePlace, Growing, Pieces, append, copied, kept, linked, place_of, release
 
 VALUES = np.linspace(-7, 3, HEAVY, dtype=np.float32).reshape(4, 8, -1)
 
@@ -60,7 +59,7 @@ def test_a_file_goes_with_its_values() -> None:
 
 def test_values_are_there_when_their_memory_was_given_back() -> None:
     found = kept(VALUES)
-    for give_back in (release, trim):
+    for give_back in (release, mapped.trim):
         give_back()
         np.testing.assert_array_equal(found, VALUES)
 

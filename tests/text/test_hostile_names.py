@@ -229,7 +229,7 @@ def test_names_from_all_of_unicode_compile_list_and_read_back(
 
 def test_a_machine_s_name_does_not_become_verilog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("amaranth")
-    from npuc.storage.machine_files import as_toml
+    from npuc.storage.records import as_toml
     from npuc.targets.easynpu.rtl import build
 
     def core(machine: Machine, **_: bool) -> str:

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.text.progress import CLEAR, progress
-from npuc.text.terminal import as_json, closest, count, folded, page, table
+from npuc.text.terminal import CLEAR, as_json, closest, count, folded, page, progress, table
 
 cells = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text("ab é", max_size=9))
 

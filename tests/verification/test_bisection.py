@@ -18,13 +18,13 @@ import onnx
 import pytest
 
 import npuc
+from npuc.evidence import described
 from npuc.ir import Node
 from npuc.models.detector import detector, scenes
 from npuc.models.digits import FOLDER
 from npuc.models.networks import ds_cnn, resnet8
 from npuc.quantize.network.construction import GraphBuilder, Quantised
 from npuc.verification.bisection import largest_loss
-from npuc.verification.described import described
 
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "resnet8": resnet8,

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from npuc.errors import DataError
-from npuc.verification.judging.boxes import Boxes, average_precision, matched, overlaps, suppressed
-from npuc.verification.judging.decoding import Decoding, decoded
+from npuc.verification.judging.boxes import (
+    Boxes,
+    Decoding,
+    average_precision,
+    decoded,
+    matched,
+    overlaps,
+    suppressed,
+)
 from npuc.verification.judging.detections import Detections
 
 

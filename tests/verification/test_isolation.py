@@ -7,8 +7,7 @@ import pytest
 
 from npuc.evidence import float_evidence
 from npuc.ir import Array
-from npuc.storage.mapped import HEAVY
-from npuc.storage.pieces import Pieces
+from npuc.storage.mapped import HEAVY, Pieces
 from npuc.verification import isolation
 from npuc.verification.isolation import Isolated
 from tests.passes.networks import network, node

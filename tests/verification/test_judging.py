@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npuc.errors import DataError
-from npuc.verification.judging.intervals import estimated
+from npuc.verification.judging.metric import estimated
 from npuc.verification.judging.sequences import Sequences, edit_distance, greedy
 from npuc.verification.judging.values import Values
 

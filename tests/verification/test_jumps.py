@@ -12,7 +12,7 @@ import pytest
 from onnx import parser
 
 import npuc
-from npuc.verification.jumps import jumping
+from npuc.verification.exact import jumping
 from npuc.verification.metrics import Difference
 from npuc.verification.original import JudgedModel
 from tests.onnx_models import parse

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npuc.ir import Array, Graph
-from npuc.verification.nearness import Nearness
+from npuc.verification.criterion import Nearness
 from tests.passes.networks import network, node
 
 STEP = 0.1

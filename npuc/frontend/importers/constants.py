@@ -11,7 +11,7 @@ import numpy as np
 from npuc.frontend.builder import Importer, NodeBuilder, OnnxNode, broadcast
 from npuc.frontend.finite import is_finite
 from npuc.ir import Array
-from npuc.onnx_files.limits import LARGEST_CONSTANT
+from npuc.onnx_files.external_data import LARGEST_CONSTANT
 from npuc.system.budget import expect_room
 
 ABSORBING = 2.0**127

@@ -28,7 +28,7 @@ from npuc.quantize.arithmetic.weights import in_groups
 from npuc.quantize.calibration.histograms import computed
 from npuc.quantize.network.renaming import renamed
 from npuc.quantize.scales.assignment import components
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 HOMOGENEOUS = (
     "Relu",

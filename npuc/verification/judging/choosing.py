@@ -11,13 +11,11 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import OBJECT, STRING, Port, Program
 from npuc.samples.loading import Samples
-from npuc.verification.judging.classes import Classes
-from npuc.verification.judging.decoding import Decoding
+from npuc.verification.judging.boxes import Decoding
 from npuc.verification.judging.detections import Detections
 from npuc.verification.judging.metric import Metric
-from npuc.verification.judging.own import Own, loaded
 from npuc.verification.judging.sequences import Sequences
-from npuc.verification.judging.values import Values
+from npuc.verification.judging.values import Classes, Own, Values, loaded
 
 METRICS = ("top1", "detections", "ctc", "regression")
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))

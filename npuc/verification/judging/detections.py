@@ -12,10 +12,16 @@ from npuc.errors import DataError
 from npuc.flag import OWN_METRIC
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.verification.judging.boxes import Boxes, average_precision, matched
-from npuc.verification.judging.decoding import SURE, DecodedBoxes, Decoding, decoded
-from npuc.verification.judging.intervals import estimated, ratio
-from npuc.verification.judging.metric import FP32, Outputs, Truth
+from npuc.verification.judging.boxes import (
+    SURE,
+    Boxes,
+    DecodedBoxes,
+    Decoding,
+    average_precision,
+    decoded,
+    matched,
+)
+from npuc.verification.judging.metric import FP32, Outputs, Truth, estimated, ratio
 
 UNIT = 2.0
 """Coordinates that are all below this are fractions of the image: in pixels the boxes would be tiny."""

@@ -11,8 +11,7 @@ from npuc.errors import DataError
 from npuc.flag import OWN_METRIC
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.verification.judging.intervals import estimated, interval, ratio
-from npuc.verification.judging.metric import FP32, Outputs, Truth, finite
+from npuc.verification.judging.metric import FP32, Outputs, Truth, estimated, finite, interval, ratio
 
 SURE = 1e-2
 """How far from 1 the probabilities of a step may sum."""

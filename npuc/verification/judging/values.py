@@ -1,8 +1,10 @@
-"""Regression: error and correlation of values with the labels, or with fp32's."""
+"""Metrics of one value a sample: top-1, regression (error and correlation), and a function of the user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import runpy
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,50 @@ import numpy as np
 from npuc.errors import DataError
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.verification.judging.intervals import estimated, ratio
-from npuc.verification.judging.metric import FP32, Outputs, Truth, finite
+from npuc.verification.judging.metric import (
+    FP32,
+    Outputs,
+    Truth,
+    estimated,
+    finite,
+    interval,
+    paired_difference,
+    ratio,
+)
+from npuc.verification.metrics import CLASSES_FOR_TOP5, ranks
+
+
+@frozen
+class Classes:
+    """Top-1 and top-5 of the first output; the digest is the label's rank and the largest class."""
+
+    output: str
+    classes: int
+    name: str = "top1"
+
+    def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> tuple[int, int]:  # noqa: ARG002
+        """The rank of the labelled class, and the class with the largest element."""
+        values = outputs[self.output].reshape(1, -1)
+        return int(ranks(values, np.asarray(truth))[0]), int(values.argmax())
+
+    def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:  # noqa: ARG002
+        """Shares of samples with Wilson's intervals, and the paired difference from fp32."""
+        pairs = {name: np.array(found, np.int64).reshape(-1, 2) for name, found in digests.items()}
+        return {"classes": self.classes, **{name: self._row(found, pairs[FP32]) for name, found in pairs.items()}}
+
+    def _row(self, found: Array, exact: Array) -> dict[str, Any]:
+        right, reference = (each[:, 0] == 0 for each in (found, exact))
+        difference, low, high = paired_difference(reference, right)
+        enough = self.classes >= CLASSES_FOR_TOP5
+        return {
+            "top1": float(np.mean(right)),
+            "top5": float(np.mean(found[:, 0] < 5)) if enough else None,
+            "interval": list(interval(int(right.sum()), len(right))),
+            "agreement": float(np.mean(found[:, 1] == exact[:, 1])),
+            "difference": difference,
+            "difference_interval": [low, high],
+        }
+
 
 CONSTANT = 1e-12
 """A variance below this share of the mean square is rounding: the values are considered constant."""
@@ -76,3 +120,62 @@ def _pearson(total: Array) -> Array:
     varied = (spread_x > CONSTANT * xx) & (spread_y > CONSTANT * yy)
     scale = np.sqrt(np.where(varied, spread_x * spread_y, 0))
     return np.clip(ratio(xy - x * y / count, scale), -1, 1)
+
+
+@frozen
+class Own:
+    """The mean over samples of the number that FILE.py:FUNCTION returns for (outputs by name, truth).
+
+    truth: the sample's label or, if fp32 is the reference, its outputs by name.
+    """
+
+    outputs: tuple[str, ...]
+    labelled: bool
+    file: str
+    function: str
+
+    @property
+    def name(self) -> str:
+        """As given to --metric."""
+        return f"{self.file}:{self.function}"
+
+    def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> float:
+        """The function's number. Raises DataError (E402) if it fails, or returns anything else."""
+        function = loaded(self.file, self.function)
+        try:
+            found = float(function(dict(outputs), truth if self.labelled else dict(exact)))
+        except Exception as error:  # the user's code may raise anything
+            raise DataError("E402", f"{self.name} fails: {type(error).__name__}: {error}") from None
+        if not np.isfinite(found):
+            raise DataError("E402", f"{self.name} returns {found}", limit="a finite number")
+        return found
+
+    def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:  # noqa: ARG002
+        """Means and their differences from fp32's; intervals by the bootstrap."""
+        return {name: _row(np.array(found), np.array(digests[FP32])) for name, found in digests.items()}
+
+
+def _row(found: Array, exact: Array) -> dict[str, Any]:
+    def of(weights: Array) -> Array:
+        means = [weights @ each / weights.sum(axis=1) for each in (found, found - exact)]
+        return np.stack(means, axis=1)
+
+    (mean, ends), (difference, apart) = estimated(of, len(found))
+    return {
+        "mean": mean,
+        "interval": None if ends is None else list(ends),
+        "difference": difference,
+        "difference_interval": None if apart is None else list(apart),
+    }
+
+
+@cache
+def loaded(file: str, function: str) -> Callable[..., Any]:
+    """The function of a Python file. Raises DataError (E402) if there is none, or the file does not run."""
+    try:
+        found = runpy.run_path(file).get(function)
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise DataError("E402", f"'{file}' does not run: {type(error).__name__}: {error}") from None
+    if not callable(found):
+        raise DataError("E402", f"'{file}' has no function '{function}'", limit="--metric FILE.py:FUNCTION")
+    return found

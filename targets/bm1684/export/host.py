@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from npuc.export.network_name import network_name
+from npuc.host.c_text import FOLDER, comparing, network_name
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.self_test.comparing import FOLDER, comparing
 from npuc.targets.bm1684.program.artefact import WEIGHTS_FILE, Contents, KernelPort, MemoryRegion, to_words
 from npuc.targets.bm1684.simulate.running import Runner
 from npuc.text.escaping import c_string

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 
-from npuc.allocation import Buffer, lower_bound
 from npuc.frozen import frozen
+from npuc.host.allocation import Buffer, lower_bound
 from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 
 

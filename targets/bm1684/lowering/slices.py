@@ -11,7 +11,7 @@ from npuc.ops.attributes import COORDINATES, KERNEL_SHAPE, OUTPUT_PADDING, RESIZ
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.resizing import repeats
 from npuc.targets.bm1684.machine.local_memory import ceil_div
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 IMAGES, ROWS = 0, 2
 """The axes of slices."""

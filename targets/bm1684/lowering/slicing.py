@@ -37,7 +37,7 @@ from npuc.targets.bm1684.lowering.slices import (
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 ELEMENT = 4
 SHARE = 5 / 8

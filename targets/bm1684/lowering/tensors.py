@@ -14,8 +14,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.storage.mapped import Growing, release
-from npuc.storage.pieces import Content
+from npuc.storage.mapped import Content, Growing, release
 from npuc.targets.bm1684.lowering.kernel import Load, Local, Step
 from npuc.targets.bm1684.machine.local_memory import Dim4, block, ceil_div, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine.parameters import Machine

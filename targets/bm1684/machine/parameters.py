@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from npuc.frozen import frozen
-from npuc.storage import machine_files
-from npuc.storage.machine_files import bad_machine, described
+from npuc.storage import records
+from npuc.storage.records import bad_machine, described
 
 PAGE = "bm1684.md"
 """A page of docs/."""
@@ -87,4 +87,4 @@ class Machine:
 
 def load(name_or_file: str | None = None) -> Machine:
     """The default machine, or one from a TOML file. Raises DoesNotFit (E305) for an invalid one."""
-    return machine_files.load(Machine(), Machine.of, name_or_file, PAGE)
+    return records.load(Machine(), Machine.of, name_or_file, PAGE)

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from npuc.allocation import Buffer, allocate
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
+from npuc.host.allocation import Buffer, allocate
 from npuc.targets.bm1684.lowering.kernel import Call, Kernel, Load, LocalPlace, ParallelRegion, Step, SystemPlace
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Lowered
 from npuc.targets.bm1684.machine.parameters import Machine

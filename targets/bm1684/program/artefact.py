@@ -15,8 +15,7 @@ from npuc.frozen import frozen
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Port, Program
-from npuc.storage.machine_files import recorded
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damaged, read, recorded
 from npuc.targets.bm1684.lowering.kernel import Call
 from npuc.targets.bm1684.machine.local_memory import ceil_div, from_4n_mode, to_4n_mode
 from npuc.targets.bm1684.machine.parameters import ADDRESSES, SYSTEM_BYTES, Machine

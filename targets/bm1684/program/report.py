@@ -8,8 +8,7 @@ from itertools import groupby
 from math import ceil, prod
 from typing import Any
 
-from npuc.host.manifest import reported
-from npuc.host.step import HostStep
+from npuc.host.step import HostStep, reported
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import FUSED_INPUT
 from npuc.ops.products import macs

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npuc.conditions.lower_bounds import NOT_NEGATIVE
+from npuc.conditions.values import NOT_NEGATIVE
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, SELECTS

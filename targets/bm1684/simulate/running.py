@@ -21,12 +21,10 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.host.manifest import outputs_among
-from npuc.host.step import HostStep
+from npuc.host.step import HostStep, outputs_among
 from npuc.ir import Array
 from npuc.program import Program, count_of
-from npuc.storage.mapped import kept, place_of, release
-from npuc.storage.pieces import Content, contents_of, pieces_of, size_of, view_of
+from npuc.storage.mapped import Content, contents_of, kept, pieces_of, place_of, release, size_of, view_of
 from npuc.storage.records import damaged
 from npuc.system import interrupts
 from npuc.system.budget import expect_simulable

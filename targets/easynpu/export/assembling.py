@@ -18,6 +18,7 @@ from npuc.errors import ArtefactError, NpucError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.storage.files import decoded
 from npuc.targets.easynpu.export.recounting import recounted
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import listing as lines
@@ -30,7 +31,6 @@ from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.simulate.running import Runner
 from npuc.targets.easynpu.simulate.simulator import load_images
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
-from npuc.text.encodings import decoded
 
 ZERO = "zero"
 """The meaning of a reserved field."""

@@ -14,12 +14,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from npuc.export import c_text
-from npuc.export.c_text import array, floating, listed, named
+from npuc.host import c_text
+from npuc.host.c_text import array, floating, listed, named, vectors
 from npuc.host.copies import Copy
 from npuc.ir import Array
 from npuc.program import Port, Program, canonical_json, count_of
-from npuc.self_test.vectors import vectors
 from npuc.storage import readmemh
 from npuc.targets.easynpu.export.c_plan import DriverPlan, HostCall, plan
 from npuc.targets.easynpu.machine import isa

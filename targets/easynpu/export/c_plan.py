@@ -15,9 +15,9 @@ from math import prod
 
 import numpy as np
 
-from npuc.allocation import Buffer, allocate, peak
 from npuc.errors import UnsupportedOperator
 from npuc.frozen import frozen
+from npuc.host.allocation import Buffer, allocate, peak
 from npuc.host.copies import MOVES, Copy, copy_between
 from npuc.host.step import CONSTANT, HostStep, consistent
 from npuc.ir import Array, Node, TensorType

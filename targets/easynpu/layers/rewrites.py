@@ -36,7 +36,7 @@ from npuc.targets.easynpu.layers.nodes import (
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import LANES, groups
 from npuc.targets.easynpu.machine.rearrangement import Shape, word_for
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 
 def with_borders(graph: Graph) -> Graph:

@@ -20,8 +20,8 @@ from npuc.conditions.constraints import (
     violation,
     whole_windows,
 )
+from npuc.conditions.host import quantised_forms
 from npuc.errors import EncodingError, NpucError, Problem
-from npuc.host_nodes import quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.movement import MOVEMENT, ONNX_MOVEMENT

@@ -15,8 +15,8 @@ from typing import Any
 
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
-from npuc.storage import machine_files
-from npuc.storage.machine_files import DEMANDS, bad_machine, described
+from npuc.storage import records
+from npuc.storage.records import DEMANDS, bad_machine, described
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import Control, Halt, Instruction, Layer, Operand
 
@@ -53,7 +53,7 @@ class Machine:
     psum_write_first: bool = False
     """A write-first psum port: no bubble when one psum is read in the cycle after its write (x*y*zs = 1)."""
     scales: str = "free"
-    """The scales that activations may have: one of machine_files.DEMANDS."""
+    """The scales that activations may have: one of npuc.storage.records.DEMANDS."""
 
     @property
     def macs_per_cycle(self) -> int:
@@ -107,7 +107,7 @@ def load(name_or_file: str | None = None, scales: str | None = None) -> Machine:
     scales: replaces the machine's demand. Raises DoesNotFit (E305) for an unknown name, an unreadable file or
     invalid values.
     """
-    machine = machine_files.load(Machine(), Machine.of, name_or_file, PAGE, SHIPPED)
+    machine = records.load(Machine(), Machine.of, name_or_file, PAGE, SHIPPED)
     return replace(machine, scales=scales or machine.scales)
 
 

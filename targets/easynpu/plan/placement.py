@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from npuc.allocation import Buffer, allocate, fits, lower_bound, peak
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
+from npuc.host.allocation import Buffer, allocate, fits, lower_bound, peak
 from npuc.targets.easynpu.layers.jobs import Job, Stage
 from npuc.targets.easynpu.layers.views import MapView, Views
 from npuc.targets.easynpu.layers.windows import MapWindow

@@ -13,8 +13,8 @@ from math import ceil, inf
 
 import numpy as np
 
-from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit
+from npuc.host.allocation import Buffer
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.convolutions import parts_in_turn
 from npuc.targets.easynpu.layers.kernels import MOST_EXTENT, MOST_STEP

@@ -15,11 +15,9 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.host.manifest import steps_of
-from npuc.host.step import HostStep
+from npuc.host.step import HostStep, steps_of
 from npuc.ir import Array
-from npuc.storage.machine_files import recorded
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damaged, read, recorded
 from npuc.targets.easynpu.machine.isa import MEMORIES, WORD_BYTES
 from npuc.targets.easynpu.machine.memory import Map, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine

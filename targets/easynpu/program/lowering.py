@@ -11,11 +11,11 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from npuc.allocation import Buffer
+from npuc.conditions.host import constant_steps, host_step
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.frozen import frozen
+from npuc.host.allocation import Buffer
 from npuc.host.step import HostStep
-from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.improvement.mixed import REASON
 from npuc.quantize.network.construction import Quantised

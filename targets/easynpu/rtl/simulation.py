@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from npuc.errors import ArtefactError
-from npuc.host.running import one_by_one
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.running import one_by_one
 from npuc.storage.files import replacing
 from npuc.target import Observer
 from npuc.targets.easynpu.machine import isa

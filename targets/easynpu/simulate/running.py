@@ -21,8 +21,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.host.manifest import outputs_among
-from npuc.host.step import HostStep
+from npuc.host.step import HostStep, outputs_among
 from npuc.ir import Array
 from npuc.program import Program, count_of
 from npuc.system.budget import expect_room

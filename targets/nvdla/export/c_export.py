@@ -14,11 +14,10 @@ from string import Template
 
 import numpy as np
 
-from npuc.export import c_text
-from npuc.export.c_text import array, floating, listed, named
+from npuc.host import c_text
+from npuc.host.c_code import C_TYPES, TYPES, FunctionSignature, HostFunction, constant, function, sources
+from npuc.host.c_text import array, floating, listed, named
 from npuc.host.step import CONSTANT, HostStep, consistent
-from npuc.host_c.functions import TYPES, FunctionSignature, HostFunction, constant, function, sources
-from npuc.host_c.operators import C_TYPES
 from npuc.ir import Array, Node, TensorType, type_of
 from npuc.ops import build
 from npuc.program import Program

@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from npuc.errors import ArtefactError
-from npuc.export.c_text import sources
+from npuc.host.c_text import sources, vectors
 from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.samples.loading import varied
-from npuc.self_test.vectors import vectors
 from npuc.target import Observer
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.emission import BRIDGE

@@ -15,10 +15,10 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
+from npuc.host.c_text import FOLDER, comparing
 from npuc.ir import Array, TensorType
 from npuc.program import Program, count_of
 from npuc.samples.loading import KINDS, varied
-from npuc.self_test.comparing import FOLDER, comparing
 from npuc.target import Observer
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.firmware.structures import size, unpack

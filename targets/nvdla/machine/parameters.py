@@ -12,8 +12,8 @@ from typing import Any
 
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
-from npuc.storage import machine_files
-from npuc.storage.machine_files import DEMANDS, MOST, bad_machine, described
+from npuc.storage import records
+from npuc.storage.records import DEMANDS, MOST, bad_machine, described
 
 MOST_BANKS = {"nv_small": 32, "nv_full": 16}
 """The most banks of the CBUF, by register map, limited by the bits of D_BANK."""
@@ -97,7 +97,7 @@ class Machine:
     dram_mb_per_second: int = MOST
     """The bandwidth of memory, if that is what is known: it bounds bytes_per_clock."""
     scales: str = "free"
-    """Restriction of activation scales: one of machine_files.DEMANDS."""
+    """Restriction of activation scales: one of npuc.storage.records.DEMANDS."""
 
     @property
     def configuration(self) -> str:
@@ -244,5 +244,5 @@ def load(target: str, name_or_file: str | None = None, scales: str | None = None
     scales: overrides the machine's restriction of scales. Raises DoesNotFit (E305) for an unreadable file or
     invalid values.
     """
-    machine = machine_files.load(CONFIGURATIONS[target], Machine.of, name_or_file, PAGE)
+    machine = records.load(CONFIGURATIONS[target], Machine.of, name_or_file, PAGE)
     return replace(machine, scales=scales or machine.scales)

@@ -24,8 +24,8 @@ from npuc.conditions.constraints import (
     violation,
     whole_windows,
 )
+from npuc.conditions.host import BORDER, quantised_forms
 from npuc.errors import Problem
-from npuc.host_nodes import BORDER, quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXIS, LRN_ALPHA, LRN_BETA, LRN_BIAS, MAX, MIN, SIZE
 from npuc.ops.movement import MOVEMENT

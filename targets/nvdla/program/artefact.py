@@ -18,12 +18,10 @@ import numpy as np
 
 from npuc.errors import ArtefactError, EncodingError
 from npuc.frozen import frozen
-from npuc.host.manifest import steps_of
-from npuc.host.step import HostStep
+from npuc.host.step import HostStep, steps_of
 from npuc.program import Program, canonical_json
 from npuc.storage import readmemh
-from npuc.storage.machine_files import recorded
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damaged, read, recorded
 from npuc.system.budget import expect_room, expect_simulable, given
 from npuc.targets.nvdla.emission.describing import Described
 from npuc.targets.nvdla.firmware import descriptors as of

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from npuc.conditions.host import BORDER, host_step
 from npuc.frozen import frozen
 from npuc.host.step import HostStep
-from npuc.host_nodes import BORDER, host_step
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import ACTIVATION, GROUP

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import groupby
 
-from npuc.allocation import Buffer as Lifetime
-from npuc.allocation import allocate, lower_bound, peak
+from npuc.conditions.host import constant_steps, host_step
 from npuc.frozen import frozen
-from npuc.host_nodes import constant_steps, host_step
+from npuc.host.allocation import Buffer as Lifetime
+from npuc.host.allocation import allocate, lower_bound, peak
 from npuc.ir import Graph, Node
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.nvdla.emission import Emitter, kind

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from math import ceil, prod
 from typing import Any
 
-from npuc.host import manifest as steps
+from npuc.host import step as steps
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE
 from npuc.targets.nvdla.arithmetic.integer import kernel_extents

@@ -11,10 +11,10 @@ from math import prod
 import numpy as np
 
 from npuc.errors import ArtefactError
-from npuc.host.manifest import outputs_among
-from npuc.host.running import one_by_one
+from npuc.host.step import outputs_among
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.running import one_by_one
 from npuc.storage.records import damaged, read
 from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels

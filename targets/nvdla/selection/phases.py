@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from npuc.allocation import Buffer as Lifetime
+from npuc.host.allocation import Buffer as Lifetime
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ON_DEVICE
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES

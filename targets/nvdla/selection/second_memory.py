@@ -15,16 +15,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from npuc.allocation import Buffer as Lifetime
-from npuc.allocation import fits
 from npuc.frozen import frozen
+from npuc.host.allocation import Buffer as Lifetime
+from npuc.host.allocation import fits
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
 from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.operation import Convolution, Operation
 from npuc.targets.nvdla.selection import Constants, Context, PlannedLayer, passes, select
 from npuc.targets.nvdla.selection.context import ConvolutionPart, KernelKey, Piece
 from npuc.targets.nvdla.selection.phases import UNIT
-from npuc.text.names import Names
+from npuc.text.escaping import Names
 
 LEAST = 4096
 """The smallest piece in bytes, except for the last one: a copy takes some 14 register writes."""

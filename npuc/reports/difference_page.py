@@ -9,12 +9,11 @@ from typing import Any
 from npuc import __version__
 from npuc.account import account_of, short_names
 from npuc.frozen import frozen
-from npuc.page import network
-from npuc.page.network import boxes_of
-from npuc.page.rendering import rendered
 from npuc.program import Program
 from npuc.reports.difference import aligned, changes_line
+from npuc.reports.drawing import Box, boxes_of, drawing
 from npuc.reports.layers import figure_text, layers_of
+from npuc.reports.svg import rendered
 from npuc.text.escaping import Shown, html_json, shown
 from npuc.text.terminal import count, short
 
@@ -98,11 +97,11 @@ def _drawn(side: Side, at: int, groups: Sequence[Pair], shades: Sequence[Mapping
     """The network of one side; boxes carry the number of their group, so that a click selects it on both sides."""
     layers = list(layers_of(side.program.report))
     group_of = {layer["name"]: number for number, pair in enumerate(groups) for layer in pair[at]}
-    boxes: list[network.Box] = []
+    boxes: list[Box] = []
     for box in boxes_of(account_of(side.program.manifest), layers):
         group = None if box.layer is None else group_of[layers[box.layer]["name"]]
         boxes.append(replace(box, layer=group, shades={} if group is None else shades[group]))
-    return network.drawing(boxes)
+    return drawing(boxes)
 
 
 def _key(layers: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:

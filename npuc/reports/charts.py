@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npuc.ir import Array
-from npuc.page.svg import Bands, PlotScale, horizontal_axis, picture, tag, text, titled, vertical_axis
+from npuc.reports.svg import Bands, PlotScale, horizontal_axis, picture, tag, text, titled, vertical_axis
 from npuc.text.terminal import count, short
 from npuc.view import BufferUse, Timeline
 

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from npuc import __version__
-from npuc.account import Entry, account_of, reasons, short_names
+from npuc.account import Entry, account_of, accounted, fate, reasons, short_names
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION
-from npuc.page import charts
-from npuc.page.network import SHADES, Box, boxes_of, by_node, drawing
-from npuc.page.rendering import rendered
 from npuc.program import Program
-from npuc.reports.accounts import accounted, fate
+from npuc.reports import charts
+from npuc.reports.drawing import SHADES, Box, boxes_of, by_node, drawing
 from npuc.reports.layers import costliest, layer_facts, layers_of
+from npuc.reports.svg import rendered
 from npuc.samples.loading import Samples
 from npuc.target import Runner, Target
 from npuc.text.escaping import Shown, html_json, shown

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npuc import __version__
-from npuc.page.rendering import rendered
-from npuc.page.svg import PlotScale, horizontal_axis, picture, tag, titled, vertical_axis
+from npuc.reports.svg import PlotScale, horizontal_axis, picture, rendered, tag, titled, vertical_axis
 from npuc.reports.tables import COST_NAMES, Column, points_columns, problem_line, told
 from npuc.text.escaping import shown
 from npuc.text.terminal import count

@@ -7,8 +7,7 @@ from typing import Any
 
 from npuc.conditions.constraints import refused
 from npuc.errors import NpucError, Problem
-from npuc.host.manifest import computing
-from npuc.host.step import HostStep
+from npuc.host.step import HostStep, computing
 from npuc.ir import Graph, Node
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.quantisation import CONVERSIONS

@@ -32,15 +32,13 @@ from npuc.samples.sources import files_of
 from npuc.samples.structured import row
 from npuc.storage.mapped import trim
 from npuc.target import FLOATING, Request, Runner, Target, quickest
+from npuc.verification.batches import FloatingLayers
 from npuc.verification.bits import BitDifferences
-from npuc.verification.criterion import criterion
+from npuc.verification.criterion import Nearness, criterion
 from npuc.verification.equivalence import Equivalence, Original
-from npuc.verification.floating import FloatingLayers
-from npuc.verification.jumps import jumping
-from npuc.verification.metrics import same_type
-from npuc.verification.nearness import Nearness
+from npuc.verification.exact import jumping
+from npuc.verification.metrics import Outputs, same_type
 from npuc.verification.original import same
-from npuc.verification.outputs import Outputs
 
 REMEDY = (
     "this is a defect of npuc, not of the model: report it with the model and this command; "

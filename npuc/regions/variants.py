@@ -22,7 +22,7 @@ from npuc.ir import TensorType
 from npuc.program import MANIFEST, SHARED, VARIANTS, ModifiedArtefact, Port, Program, manifest_of, sealed, sha256
 from npuc.samples import loading as data
 from npuc.samples.sources import files_of
-from npuc.storage.pieces import Content, Files, contents_of
+from npuc.storage.mapped import Content, Files, contents_of
 from npuc.storage.records import damaged, read
 
 Shapes = Mapping[str, tuple[int, ...]]

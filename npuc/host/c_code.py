@@ -1,14 +1,23 @@
-"""Calls of the C library c/npuc_operators.h that compute a graph's nodes."""
+"""Host nodes as C: one function each, of calls of the library c/npuc_operators.h.
+
+A function is complete if the library has all its operators. Otherwise it is only declared, for the application to
+implement.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
-from npuc.export.c_text import array, floating, listed
+from npuc.frozen import frozen
+from npuc.host import c_text
+from npuc.host.allocation import Buffer, allocate, peak
+from npuc.host.c_text import array, elements, floating, listed
 from npuc.host.copies import MOVES, Copy, copy_between
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import (
@@ -24,6 +33,7 @@ from npuc.ops.attributes import (
     MIN,
     SWISH_ALPHA,
 )
+from npuc.text.escaping import c_comment
 
 C_TYPES = {
     "float32": "float", "float64": "double", "int8": "int8_t", "uint8": "uint8_t", "int16": "int16_t",
@@ -34,7 +44,7 @@ MOST_RANK = 8
 
 
 @dataclass
-class RegionWriter:
+class _RegionWriter:
     """The calls of one region so far: statements, and the tables that precede the function."""
 
     graph: Graph
@@ -78,11 +88,11 @@ class RegionWriter:
         self.call("copy", self.places[y], self.places[x], copy.piece, copy.target, copy.source, axes)
 
 
-Emit = Callable[[RegionWriter, Node], bool]
+Emit = Callable[[_RegionWriter, Node], bool]
 """Adds the computation of a node; False if the library does not support it."""
 
 
-def emitted(to: RegionWriter, node: Node) -> bool:
+def _emitted(to: _RegionWriter, node: Node) -> bool:
     """Adds the computation of a node. False if the library lacks the operator, or this form of it."""
     names = [name for name in (*node.inputs, *node.outputs) if name]
     fits = all(0 < to.graph.tensors[name].size < 1 << 28 and len(to.shape(name)) <= MOST_RANK for name in names)
@@ -90,7 +100,7 @@ def emitted(to: RegionWriter, node: Node) -> bool:
     return fits and rule is not None and not ACTIVATION(node) and rule(to, node)
 
 
-def _unary(to: RegionWriter, node: Node) -> bool:
+def _unary(to: _RegionWriter, node: Node) -> bool:
     function, numbers = UNARY[node.op]
     x = node.inputs[0]
     if not to.floats(x, node.output):
@@ -107,7 +117,7 @@ def _steps(shape: Sequence[int], result: Sequence[int]) -> list[int]:
     return [0 if extent == 1 else prod(aligned[axis + 1 :]) for axis, extent in enumerate(aligned)]
 
 
-def _binary(to: RegionWriter, node: Node) -> bool:
+def _binary(to: _RegionWriter, node: Node) -> bool:
     if len(node.inputs) != 2 or not to.floats(*node.inputs, node.output):
         return False
     result = to.shape(node.output)
@@ -118,7 +128,7 @@ def _binary(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _reduced(to: RegionWriter, node: Node) -> bool:
+def _reduced(to: _RegionWriter, node: Node) -> bool:
     x = node.inputs[0]
     if not to.floats(x, node.output):
         return False
@@ -133,7 +143,7 @@ def _reduced(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _softmax(to: RegionWriter, node: Node) -> bool:
+def _softmax(to: _RegionWriter, node: Node) -> bool:
     x, axis = node.inputs[0], AXIS(node)
     if not to.floats(x, node.output):
         return False
@@ -143,7 +153,7 @@ def _softmax(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _matmul(to: RegionWriter, node: Node) -> bool:
+def _matmul(to: _RegionWriter, node: Node) -> bool:
     left, right = (to.shape(name) for name in node.inputs)
     if not to.floats(*node.inputs, node.output):
         return False
@@ -159,7 +169,7 @@ def _matmul(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _moved(to: RegionWriter, node: Node) -> bool:
+def _moved(to: _RegionWriter, node: Node) -> bool:
     inputs, outputs = (
         [np.empty(to.shape(name), to.graph.tensors[name].dtype) for name in names]
         for names in (node.inputs, node.outputs)
@@ -170,14 +180,14 @@ def _moved(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _expanded(to: RegionWriter, node: Node) -> bool:
+def _expanded(to: _RegionWriter, node: Node) -> bool:
     x: Array = np.empty(to.shape(node.inputs[0]), to.graph.tensors[node.inputs[0]].dtype)
     y: Array = np.empty(to.shape(node.output), x.dtype)
     to.copy(copy_between(np.broadcast_to(x, y.shape), x, y, y), node.inputs[0], node.output)
     return True
 
 
-def _gathered(to: RegionWriter, node: Node) -> bool:
+def _gathered(to: _RegionWriter, node: Node) -> bool:
     x, indices = node.inputs
     if to.graph.tensors[indices].dtype != "int64":
         return False
@@ -189,7 +199,7 @@ def _gathered(to: RegionWriter, node: Node) -> bool:
     return True
 
 
-def _quantised(to: RegionWriter, node: Node) -> bool:
+def _quantised(to: _RegionWriter, node: Node) -> bool:
     """QuantizeLinear and DequantizeLinear with a single scale, constant like the zero point."""
     x, y = node.inputs[0], node.output
     given = [name for name in node.inputs[1:] if name]
@@ -243,3 +253,140 @@ RULES: Mapping[str, Emit] = {
     "Gather": _gathered,
 }
 """The operators of the library."""
+
+
+SOURCES = Path(__file__).parent / "c"
+TYPES = {
+    "float32": "NPUC_REGION_FLOAT32", "float64": "NPUC_REGION_FLOAT64", "int8": "NPUC_REGION_INT8",
+    "uint8": "NPUC_REGION_UINT8", "int16": "NPUC_REGION_INT16", "uint16": "NPUC_REGION_UINT16",
+    "int32": "NPUC_REGION_INT32", "int64": "NPUC_REGION_INT64", "bool": "NPUC_REGION_BOOL",
+}  # fmt: skip
+TITLE = "/* What the host computes. Written by npuc. */"
+A_LINE = 8
+MOST_BYTES = 1 << 28
+"""The most bytes of constants and results in a function; larger ones are left to the application."""
+
+
+@frozen
+class HostFunction:
+    """A host function: its text, None if the library lacks an operator, and its description in the header."""
+
+    name: str
+    text: str | None
+    comment: str
+
+
+@frozen
+class FunctionSignature:
+    """Inputs and outputs of a function in order: tensors by name, with their types as text for a comment."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: tuple[str, ...]
+    """Types of the inputs, then of the outputs."""
+
+
+def function(
+    graph: Graph | None, signature: FunctionSignature, kind: str, number: int, title: str, operators: Sequence[str]
+) -> HostFunction:
+    """A function for npuc_KIND.c. graph: None if it is unknown how to compute it.
+
+    title: a description for the comment; operators: of all nodes.
+    """
+    prefix = f"{kind[:-1]}_{number}"
+    text = None if graph is None else _function(graph, signature, prefix)
+    who = f"computed by npuc_{kind}.c" if text is not None else "YOURS: supply this function"
+    lines = [f"{title}, {who}. {len(operators)} nodes: {', '.join(dict.fromkeys(operators))}."]
+    types = iter(signature.types)
+    for role, names in (("in", signature.inputs), ("out", signature.outputs)):
+        lines += [f"{role}[{at}]: {next(types)} {name}" for at, name in enumerate(names)]
+    lines.append("Gives 0, or an error of your own.")
+    return HostFunction(f"npuc_host_{prefix}", text, "\n".join(map(c_comment, lines)))
+
+
+def sources(found: Sequence[HostFunction], kind: str, introduction: str) -> dict[str, bytes]:
+    """The files of these functions, npuc_KIND.h and .c and the library, by path."""
+    header, source = _header(found, kind, introduction), _source(found, kind)
+    return {**c_text.sources(SOURCES), f"npuc_{kind}.h": header.encode(), f"npuc_{kind}.c": source.encode()}
+
+
+def _function(graph: Graph, signature: FunctionSignature, prefix: str) -> str | None:
+    """The text of a function with its tables, or None if the library lacks something."""
+    if any(each.dtype not in C_TYPES for each in graph.tensors.values()):
+        return None
+    used = {name for node in graph.nodes for name in node.inputs}
+    constants = {name: value for name, value in graph.constants.items() if name in used}
+    if sum(value.nbytes for value in constants.values()) > MOST_BYTES or _direct(graph):
+        return None
+    places = {name: f"{prefix}_constant_{at}" for at, name in enumerate(constants)}
+    for role, names in (("in", signature.inputs), ("out", signature.outputs)):
+        for at, name in enumerate(names):
+            if name in graph.tensors:
+                const = "const " if role == "in" else ""
+                places[name] = f"({const}{C_TYPES[graph.tensors[name].dtype]} *){role}[{at}].data"
+    storage = _storage(graph, prefix, places)
+    if storage is None:
+        return None
+    to = _RegionWriter(graph, prefix, places)
+    if not all(_emitted(to, node) for node in graph.nodes):
+        return None
+    named = set(re.findall(r"\w+", " ".join(to.statements)))  # scales and zero points are numbers in the calls
+    tables = [constant(places[name], value) for name, value in constants.items() if places[name] in named]
+    unused = [f"(void){role};" for role, names in (("in", graph.inputs), ("out", graph.outputs)) if not names]
+    body = "".join(f"    {line}\n" for line in (*unused, *to.statements))
+    head = f"int npuc_host_{prefix}(const npuc_tensor *in, npuc_tensor *out)"
+    return "".join([*tables, storage, *to.tables, f"{head}\n{{\n{body}    return 0;\n}}\n\n"])
+
+
+def _direct(graph: Graph) -> bool:
+    """Whether an output is an input or a constant, which no node writes."""
+    written = {name for node in graph.nodes for name in node.outputs}
+    return any(name not in written for name in graph.outputs)
+
+
+def _storage(graph: Graph, prefix: str, places: dict[str, str]) -> str | None:
+    """Static memory for results within the function, shared by lifetime; adds their places."""
+    alive: dict[str, list[int]] = {}
+    for number, node in enumerate(graph.nodes):
+        for name in (*node.inputs, *node.outputs):
+            if name and name not in places:
+                alive.setdefault(name, []).append(number)
+    words = {name: -(-graph.tensors[name].bytes // 8) for name in alive}
+    buffers = [Buffer(name, words[name], numbers[0], numbers[-1]) for name, numbers in alive.items()]
+    addresses = allocate(buffers)
+    size = peak(buffers, addresses)
+    if size * 8 > MOST_BYTES:
+        return None
+    for name, address in addresses.items():
+        places[name] = f"({C_TYPES[graph.tensors[name].dtype]} *)({prefix}_memory + {address})"
+    return f"static uint64_t {prefix}_memory[{size}];\n\n" if size else ""
+
+
+def constant(name: str, value: Array) -> str:
+    """A table with a constant's elements."""
+    return array(C_TYPES[str(value.dtype)], name, elements(value, A_LINE))
+
+
+def _header(found: Sequence[HostFunction], kind: str, introduction: str) -> str:
+    types = ", ".join(TYPES.values())
+    definitions = [
+        f"enum npuc_region_type {{ {types} }};",
+        "",
+        "typedef struct npuc_region_tensor {",
+        "    const char *name;",
+        "    enum npuc_region_type type;",
+        "    uint32_t rank;",
+        "    const uint32_t *shape;",
+        "    void *data;",
+        "} npuc_tensor;",
+    ]
+    declarations = [
+        f"{each.comment}\nint {each.name}(const npuc_tensor *in, npuc_tensor *out);\n" for each in found
+    ]
+    return c_text.header(introduction, f"NPUC_{kind.upper()}_H", "npuc_operators.h", definitions, declarations)
+
+
+def _source(found: Sequence[HostFunction], kind: str) -> str:
+    texts: Iterable[str] = (each.text for each in found if each.text is not None)
+    head = f'{TITLE}\n#include "npuc_{kind}.h"\n\n#include <math.h>\n\n'
+    return head + "".join(texts)

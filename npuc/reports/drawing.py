@@ -12,11 +12,10 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from npuc.account import BORDER, FOLDED, HOST, NPU, SPLIT, Entry
+from npuc.account import BORDER, FOLDED, HOST, NPU, SPLIT, Entry, fate
 from npuc.frozen import frozen
 from npuc.ir import Node, topological
-from npuc.page.svg import picture, tag, text, titled
-from npuc.reports.accounts import fate
+from npuc.reports.svg import picture, tag, text, titled
 from npuc.text.escaping import Shown
 from npuc.text.terminal import count, short
 

@@ -1,13 +1,18 @@
-"""SVG elements as escaped text; colours and fonts come from the page's style sheet, by class."""
+"""SVG elements as escaped text, and pages from templates: one file each, with embedded style and script.
+
+Colours and fonts of the elements come from the page's style sheet, by class.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
 from math import ceil, floor, inf, log10
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from npuc.frozen import frozen
-from npuc.text.escaping import html
+from npuc.text.escaping import html, printed
+from npuc.text.terminal import count
 
 LETTERS = 10
 """The height of a value at an axis."""
@@ -149,3 +154,26 @@ def vertical_axis(scale: PlotScale | Bands, left: float, right: float, unit: str
             labels.append(text(short_number(value), x=left - 6, y=scale.at(value) + 4, class_="tick end"))
             free = scale.at(value) - LETTERS
     return "".join([*lines, *labels, text(unit, x=left, y=scale.end - 8, class_="tick")])
+
+
+def rendered(template: str, values: Mapping[str, Any]) -> str:
+    """The page of a template in html/; text is escaped, Markup is not."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
+
+    loader = FunctionLoader(_asset)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_finalized
+    )
+    environment.filters["count"] = count
+    style, script = (Markup(_asset(name)) for name in ("style.css", "script.js"))
+    return environment.get_template(template).render({**values, "style": style, "script": script})
+
+
+def _finalized(value: object) -> object:
+    """A value as a template prints it; invisible characters in strings are escaped."""
+    return printed(value) if type(value) is str else value
+
+
+def _asset(name: str) -> str:
+    return (files("npuc.reports") / "html" / name).read_text(encoding="utf-8")

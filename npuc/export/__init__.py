@@ -1,1 +1,0 @@
-"""Shared by all exports: text of C sources, and the names of networks in firmware."""

@@ -1,1 +1,0 @@
-"""Host computations as C: a small library of operators, and functions that call it."""

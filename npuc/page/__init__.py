@@ -1,1 +1,0 @@
-"""The HTML report: one self-contained file, without network, in light and dark and on paper."""

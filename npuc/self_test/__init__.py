@@ -1,1 +1,0 @@
-"""Self-tests of exports: stored samples, and a comparison of a device's results with simulated ones."""
