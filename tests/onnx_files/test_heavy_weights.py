@@ -15,7 +15,6 @@ from npuc.onnx_files.export import to_onnx
 from npuc.program import save
 from npuc.storage.mapped import HEAVY, Files, Pieces, contents_of, place_of
 from npuc.targets.bm1684.lowering import tensors as region
-from npuc.targets.bm1684.lowering import weights as region
 from npuc.targets.bm1684.lowering.tensors import ConstantRegion
 from npuc.verification import equivalence, isolation
 from tests.passes.networks import network, node

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from npuc.host import manifest as steps
+from npuc.host import step as steps
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import (
     AVERAGE,

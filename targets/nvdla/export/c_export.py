@@ -1,7 +1,7 @@
 """A program as C: its commands, blobs and tensors, the loop in c/ that plays commands, and a whole inference.
 
 npuc_run.c plays the segments and computes the host steps between them. Consecutive host steps become one function
-of npuc_steps.c, built on the library of npuc.host_c; a step that the library cannot compute is only declared, for
+of npuc_steps.c, built on the library of npuc.host; a step that the library cannot compute is only declared, for
 the application to supply. The text does not depend on when or where it was written.
 """
 
