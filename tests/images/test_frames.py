@@ -19,7 +19,8 @@ from npuc.errors import DataError
 from npuc.frontend.frames import framed
 from npuc.frontend.reading import read_model
 from npuc.host.step import HostStep
-from npuc.images.description import PRESETS, bound, described, from_rgb
+from npuc.images.description import PRESETS, bound, described
+from npuc.images.yuv import from_rgb
 from npuc.ir import Array, TensorType
 from npuc.targets.easynpu.export.c_plan import with_frames
 from tests.cli.process import SYNTHETIC, npuc
