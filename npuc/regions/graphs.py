@@ -9,9 +9,10 @@ import onnx
 from onnx import helper, numpy_helper
 
 from npuc.errors import Problem, UnsupportedOperator
+from npuc.frontend.foreign import is_static
 from npuc.frontend.model import ImportedModel, ImportedNode
-from npuc.ir import Graph
-from npuc.onnx_files.subgraphs import within
+from npuc.ir import Array, Graph
+from npuc.onnx_files.subgraphs import subgraphs, within
 from npuc.ops import build
 from npuc.ops.products import macs
 from npuc.reference import STANDARD
@@ -120,6 +121,7 @@ def node_macs(network: ImportedModel, node: ImportedNode) -> int:
     return _foreign_macs(network, node)
 
 
+Shapes = Mapping[str, tuple[int, ...]]
 PRODUCTS = (
     "MatMul", "MatMulInteger", "QLinearMatMul", "MatMulNBits", "MatMulIntegerToFloat", "DynamicQuantizeMatMul",
 )  # fmt: skip
@@ -127,9 +129,45 @@ PRODUCTS = (
 
 
 def _foreign_macs(network: ImportedModel, node: ImportedNode) -> int:
-    shapes = [network.types[name].shape if name in network.types else None for name in node.proto.input]
-    out = [network.types[name].shape if name in network.types else None for name in node.proto.output]
-    match node.op, shapes, out:
+    if not any(subgraphs(node.proto)):
+        return _proto_macs(node.proto, {name: each.shape for name, each in network.types.items()}, {})
+    try:
+        model = region_model(network, [node], node.writes)
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except (UnsupportedOperator, onnx.shape_inference.InferenceError):  # a body of unknown shapes counts nothing
+        return 0
+    return sum(_proto_macs(each, _shapes(graph), network.constants) for each in graph.node)
+
+
+def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+    """The shapes of a graph's tensors; those with a dimension that is not known are left out."""
+    found = {each.name: tuple(each.dims) for each in graph.initializer}
+    for each in (*graph.input, *graph.value_info, *graph.output):
+        if is_static(each.type):
+            found[each.name] = tuple(dim.dim_value for dim in each.type.tensor_type.shape.dim)
+    return found
+
+
+def _inner_macs(node: onnx.NodeProto, shapes: Shapes, constants: Mapping[str, Array]) -> int:
+    """Those of the costliest branch of an If; those of a body for every pass, one if the number is not known."""
+    inside = max(
+        sum(_proto_macs(each, {**shapes, **_shapes(graph)}, constants) for each in graph.node)
+        for graph in subgraphs(node)
+    )
+    if node.op_type == "Loop":
+        passes = constants.get(node.input[0])
+        return inside * (1 if passes is None else max(0, int(passes.item())))
+    scanned = next((each.i for each in node.attribute if each.name == "num_scan_inputs"), 0)
+    sequence = shapes.get(node.input[-1]) if scanned else None
+    return inside * (sequence[0] if sequence else 1)
+
+
+def _proto_macs(node: onnx.NodeProto, shapes: Shapes, constants: Mapping[str, Array]) -> int:
+    """constants: known values of tensors, such as a loop's number of passes."""
+    if any(subgraphs(node)):
+        return _inner_macs(node, shapes, constants)
+    inputs, out = [shapes.get(name) for name in node.input], [shapes.get(name) for name in node.output]
+    match node.op_type, inputs, out:
         case op, [x, w, r, *_], _ if op in (*RECURRENT, "DynamicQuantizeLSTM") and x and w and r:
             return x[0] * x[1] * (prod(w) + prod(r))
         case (("Conv" | "ConvInteger" | "FusedConv"), [_, w, *_], [y]) if w and y:
@@ -143,7 +181,7 @@ def _foreign_macs(network: ImportedModel, node: ImportedNode) -> int:
         case op, [x, *_], [y] if op in PRODUCTS and x and y:
             return prod(y) * x[-1]
         case (("Gemm" | "FusedGemm" | "QGemm" | "FusedMatMul"), [x, *_], [y]) if x and y:
-            transposed = any(each.name == "transA" and each.i for each in node.proto.attribute)
+            transposed = any(each.name == "transA" and each.i for each in node.attribute)
             return prod(y) * x[-2 if transposed else -1]
         case _:
             return 0
