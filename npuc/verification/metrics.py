@@ -45,10 +45,15 @@ class Difference:
     largest: float = 0.0
 
     def add(self, exact: Array, found: Array) -> None:
-        """Includes values of equal size and element order; NaN and infinity count as the largest float32."""
+        """Includes values of equal size and element order.
+
+        NaN and infinity in both count as 0, so that they hide no error beside them; else as the largest float32.
+        """
         a, b = exact.ravel().astype(np.float64), found.ravel().astype(np.float64)
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            both = (np.isnan(a) & np.isnan(b)) | (np.isinf(a) & (a == b))
             a, b = (np.nan_to_num(each, nan=LARGEST, posinf=LARGEST, neginf=-LARGEST) for each in (a, b))
+            a[both] = b[both] = 0
         error = b - a
         self.signal += _inner(a, a)
         self.noise += _inner(error, error)

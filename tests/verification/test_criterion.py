@@ -217,3 +217,13 @@ def test_a_program_with_a_bound_input_is_judged(tmp_path: Path) -> None:
     assert not is_composite(program)
     samples = Samples({"x": np.random.default_rng(4).normal(0.3, 1, (4, 1, 8, 6, 6)).astype(np.float32)})
     assert criterion(tmp_path / "m.onnx", program, samples).limits == {"y": ENOUGH["int8"]}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_infinite_or_undefined_in_both_hides_no_error_beside_it(value: float) -> None:
+    """Before, it counted as the largest float32 in both, and any error beside it was 700 dB below."""
+    shared, alone = Difference(), Difference()
+    shared.add(np.array([value, 3.0, -4.0]), np.array([value, 3.0, -3.0]))
+    assert shared.sqnr_db == pytest.approx(10 * np.log10(25)) and shared.largest == 1
+    alone.add(np.array([value, 3.0]), np.array([0.0, 3.0]))
+    assert alone.largest > 1e38
