@@ -10,7 +10,7 @@ in its place.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,7 @@ class IntegerCheck(_LayerwiseCheck):
         floats += [port.name for port in program.inputs]
         super().__init__(model, program, target, chip_model, floats, inside)
         known = {*self.exact.names, *self.bits.inputs}
-        edges = {name for name, each in self.bits.tensors.items() if each["float"] in known}
+        edges = {name for name, each in self.bits.tensors.items() if _is_compared(each, known)}
         with foreign_evidence():
             self.alone = standing(self.bits.cut(edges), self.bits.weights)
         self.alone_inputs = {each.name for each in self.alone.get_inputs()}
@@ -205,7 +205,7 @@ class IntegerCheck(_LayerwiseCheck):
         alone = self._alone(known)
         for name, entry in self.bits.tensors.items():
             scale, zero = _scale(entry), entry.get("zero_point", 0)
-            if entry["float"] not in known:
+            if not _is_compared(entry, known):
                 continue
             value = known[entry["float"]]
             for errors, values in ((self.entire, integer), (self.single, alone)):
@@ -249,6 +249,11 @@ class IntegerCheck(_LayerwiseCheck):
             "differing_elements": differing,
             **self.figures(name),
         }
+
+
+def _is_compared(entry: Mapping[str, Any], known: Collection[str]) -> bool:
+    """Whether a tensor in graph.json is the form of a tensor of these: not where limits are yet to be applied."""
+    return entry["float"] in known and not entry.get("unlimited", False)
 
 
 def _scale(entry: Mapping[str, Any]) -> Any:
