@@ -85,7 +85,8 @@ class Controller(wiring.Component):
                 "weight_block": Out(layouts.weight_block(machine)),
                 "begin": Out(1),
                 "load_enable": Out(1),
-                "load_finished": In(1),
+                "load_complete": In(1),
+                "load_ends": In(1),
                 "load_exists": In(1),
                 "advance": Out(1),
                 "start_step": Out(1),
@@ -243,7 +244,7 @@ class Controller(wiring.Component):
                 chain.x.eq(layer.x),
             ]
         self._decode_block(m, layer)
-        with m.If(decoder.parameters != 0):
+        with m.If(decoder.loads):
             m.next = "PARAMETERS"
         with m.Elif(~self.fused):
             self._begin(m, chain.dense)
@@ -365,6 +366,7 @@ class Controller(wiring.Component):
 
     def _run(self, m: Module) -> None:
         """Loads the first sub-ifmap, then runs steps, each until its end and that of the next sub-ifmap's load."""
+        load_finished = self.load_complete | (self.load_ends & self.load_enable)
         with m.State("FIRST_WEIGHTS"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(self.number + 1)]
             with m.If(self.number == self.chain.last_channel >> GROUP):
@@ -372,13 +374,13 @@ class Controller(wiring.Component):
         with m.State("LOAD"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
             m.d.comb += self.load_enable.eq(1)
-            with m.If(self.load_finished):
+            with m.If(load_finished):
                 m.d.comb += [self.advance.eq(1), self.start_step.eq(1)]
                 m.next = "RUN"
         with m.State("RUN"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(0)]
             m.d.comb += self.load_enable.eq(~self.blocked)
-            with m.If((self.step_ends | ~self.step_busy) & self.load_finished):
+            with m.If((self.step_ends | ~self.step_busy) & load_finished):
                 with m.If(self.load_exists):
                     m.d.comb += [self.advance.eq(1), self.start_step.eq(1)]
                 with m.Else():

@@ -19,7 +19,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import DIMENSIONS, ORDER, PERMUTATIONS, C, H, W, runs_most
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, TILE, WORD
-from npuc.targets.easynpu.rtl.loader import next_tile
+from npuc.targets.easynpu.rtl.loader import Tile
 from npuc.targets.easynpu.rtl.words import Fields, address, address_bits, delayed
 
 DEPTH = 32
@@ -179,7 +179,7 @@ class Rearranger(wiring.Component):
         """Goes over the map's words as the chain does, tile by tile, and in a word from run to run."""
         chain, last_group = self.chain, self.chain.last_channel >> GROUP
         running, self.goes, self.under_way = Signal(), Signal(), Signal(range(DEPTH + 1))
-        oy, ox, oyi, oxi, group = Signal(INDEX), Signal(INDEX), Signal(TILE), Signal(TILE), Signal(GROUP)
+        tile, oyi, oxi, group = Tile(m, chain), Signal(TILE), Signal(TILE), Signal(GROUP)
         lane, within, at_group, after = (Signal(GROUP), *(Signal(len(self.run)) for _ in range(3)))
         lanes, left, length = Signal(range(LANES + 1)), Signal(len(self.run)), Signal(range(LANES + 1))
         row, column, word_ends, row_ends, tile_ends = Signal(INDEX), Signal(INDEX), Signal(), Signal(), Signal()
@@ -198,8 +198,8 @@ class Rearranger(wiring.Component):
         )
         m.d.comb += [
             self.goes.eq(running & (self.under_way < DEPTH - 1)),
-            row.eq(oy + oyi),
-            column.eq(ox + oxi),
+            row.eq(tile.oy + oyi),
+            column.eq(tile.ox + oxi),
             lanes.eq(Mux(group == last_group, chain.last_channel[:GROUP] + 1, LANES)),
             left.eq(self.run - within),
             length.eq(least(lanes - lane, left)),
@@ -218,8 +218,9 @@ class Rearranger(wiring.Component):
             part.last.eq(word_ends),
         ]
         with m.If(self.begins):
-            m.d.sync += [each.eq(0) for each in (oy, ox, oyi, oxi, group, lane, within, at_group)]
+            m.d.sync += [each.eq(0) for each in (oyi, oxi, group, lane, within, at_group)]
             m.d.sync += running.eq(1)
+            tile.begin(m)
         with m.Elif(self.goes):
             m.d.sync += [lane.eq(lane + length), within.eq(after)]
             with m.If(word_ends):
@@ -230,7 +231,8 @@ class Rearranger(wiring.Component):
                     m.d.sync += [oyi.eq(0), group.eq(group + 1), within.eq(after), at_group.eq(after)]
                     with m.If(group == last_group):
                         m.d.sync += [group.eq(0), within.eq(0), at_group.eq(0)]
-                        m.d.sync += running.eq(next_tile(m, chain, oy, ox))
+                        m.d.sync += running.eq(tile.follows)
+                        tile.advance(m)
         return part
 
     def _destination(self, m: Module, part: Any) -> Any:

@@ -13,8 +13,8 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
-from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, WORD
-from npuc.targets.easynpu.rtl.loader import next_tile
+from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
+from npuc.targets.easynpu.rtl.loader import Tile
 from npuc.targets.easynpu.rtl.words import index_bits
 
 UNDER_WAY = 4
@@ -56,7 +56,7 @@ class WeightStream(wiring.Component):
         blocks = memory.Memory(shape=layouts.weight_block(self.machine), depth=self.machine.itcm_words, init=[])
         m.submodules.blocks = blocks
         write = blocks.write_port()
-        read = blocks.read_port(transparent_for=(write,))  # the last may be written as the first is fetched
+        read = blocks.read_port()
         count, at, following = Signal(bits + 1), Signal(bits), Signal(bits)
         m.d.comb += [
             write.en.eq(self.write),
@@ -95,7 +95,7 @@ class WeightStream(wiring.Component):
         """Fetches a word per cycle while there is room."""
         chain, running = self.chain, Signal()
         within, group = Signal(len(block.count)), Signal(GROUP)
-        oy, ox = Signal(INDEX), Signal(INDEX)
+        tile = Tile(m, chain)
         skipped = Mux(chain.dense, 0, group * block.count)
         m.d.comb += [
             self.read.eq(running & self.free),
@@ -103,7 +103,8 @@ class WeightStream(wiring.Component):
         ]
         with m.If(self.start):
             m.d.comb += following.eq(0)
-            m.d.sync += [running.eq((count != 0) | self.write), within.eq(0), group.eq(0), oy.eq(0), ox.eq(0)]
+            m.d.sync += [running.eq(count != 0), within.eq(0), group.eq(0)]
+            tile.begin(m)
         with m.Elif(self.read):
             m.d.sync += within.eq(within + 1)
             with m.If(within + 1 == block.count):
@@ -116,4 +117,5 @@ class WeightStream(wiring.Component):
                         m.d.sync += group.eq(group + 1)
                     with m.Else():
                         m.d.sync += group.eq(0)
-                        m.d.sync += running.eq(next_tile(m, chain, oy, ox))
+                        m.d.sync += running.eq(tile.follows)
+                        tile.advance(m)
