@@ -164,7 +164,15 @@ class Controller(wiring.Component):
         with m.If(target):
             m.d.sync += self.chain.target.eq(self.translator.target)
         with m.If(self.write_load & (self.stage == 0)):
-            m.d.sync += self.chain.source.eq(self.load.place.memory)
+            self._enter_chain(m)
+
+    def _enter_chain(self, m: Module) -> None:
+        """What the first word states of the whole chain, a cycle behind its decoding."""
+        chain, first = self.chain, Fields(self.translator.word, isa.Layer)
+        m.d.sync += [chain.source.eq(self.load.place.memory), chain.dense.eq(self.translator.dense)]
+        for last, of_map, of_reshape in (("row", "Ho", "Hi"), ("column", "Wo", "Wi"), ("channel", "Co", "Ci")):
+            m.d.sync += chain[f"last_{last}"].eq(Mux(self.alone, first.last(of_reshape), first.last(of_map)))
+        m.d.sync += [chain.y.eq(Mux(self.alone, 1, first.y)), chain.x.eq(Mux(self.alone, 1, first.x))]
 
     def _idle(self, m: Module) -> None:
         with m.State("IDLE"), m.If(self.go):
@@ -182,6 +190,7 @@ class Controller(wiring.Component):
     def _decode(self, m: Module) -> None:
         decoder = self.decoder
         with m.State("DECODE"):
+            self._decode_block(m)
             with m.If((self.at == self.count) | (decoder.kind == Kind.HALT)):
                 m.next = "SETTLE"
             with m.Else():
@@ -234,16 +243,12 @@ class Controller(wiring.Component):
         with m.If(self.loads):
             m.d.sync += chain.last_part.eq(self.stages)
         with m.If(first):
-            m.d.sync += [
-                chain.dense.eq(decoder.dense),
-                chain.takes.eq(self.takes),
-                chain.last_row.eq(layer.last("Ho")),
-                chain.last_column.eq(layer.last("Wo")),
-                chain.last_channel.eq(layer.last("Co")),
-                chain.y.eq(layer.y),
-                chain.x.eq(layer.x),
-            ]
-        self._decode_block(m, layer)
+            m.d.sync += [chain.takes.eq(self.takes), self.alone.eq(0)]
+        with m.If(self.sets):
+            m.d.sync += self.stream.eq(self.set_to)
+        with m.If((decoder.block != Block.NONE) & ~self.kept):
+            groups = (layer.last("Co") >> GROUP) + 1
+            m.d.sync += self.entries.eq(self.entries + Mux(decoder.block == Block.TABLE, 1, groups))
         with m.If(decoder.loads):
             m.next = "PARAMETERS"
         with m.Elif(~self.fused):
@@ -251,34 +256,24 @@ class Controller(wiring.Component):
 
     def _decode_reshape(self, m: Module) -> None:
         """Decodes a reshape: behind other words it ends their chain; alone it reads its map word by word."""
-        chain, layer = self.chain, Fields(self.word, isa.Layer)
-        alone = self.stages == 0
+        chain, alone = self.chain, self.stages == 0
         m.d.comb += [self.loads.eq(alone), self.divide.eq(1)]
         m.d.sync += [
-            self.reshape.eq(self.word),
             self.given.eq(0),
-            self.number.eq(0),
             chain.scattered.eq(1),
             self.moves.eq(~self.given["dst"]),
             self.alone.eq(alone),
         ]
         m.next = "DIVIDE"
         with m.If(alone):
-            m.d.sync += [
-                chain.dense.eq(0),
-                chain.takes.eq(0),
-                chain.leaves.eq(0),
-                chain.last_part.eq(0),
-                chain.last_row.eq(layer.last("Hi")),
-                chain.last_column.eq(layer.last("Wi")),
-                chain.last_channel.eq(layer.last("Ci")),
-                chain.y.eq(1),
-                chain.x.eq(1),
-            ]
+            m.d.sync += [chain.takes.eq(0), chain.leaves.eq(0), chain.last_part.eq(0)]
 
-    def _decode_block(self, m: Module, layer: Fields) -> None:
-        """Registers the word's block in the weight stream, whose size is computed while parameters are loaded."""
-        decoder = self.decoder
+    def _decode_block(self, m: Module) -> None:
+        """Registers what only the states behind a word's decoding use, whatever the word is.
+
+        The size of its block in the weight stream is computed while parameters are loaded.
+        """
+        decoder, layer = self.decoder, Fields(self.word, isa.Layer)
         groups = (layer.last("Co") >> GROUP) + 1
         self.block, self.parameter_count = Signal(Block), Signal(len(decoder.parameters))
         self.number = Signal(max(len(decoder.parameters), SETUP.bit_length()))
@@ -288,6 +283,7 @@ class Controller(wiring.Component):
         self.has_weights, self.goes_on, self.continued = Signal(), Signal(), Signal()
         entry = Mux(self.kept, self.shared, self.entries)
         m.d.sync += [
+            self.reshape.eq(self.word),
             self.block.eq(decoder.block),
             self.parameter_count.eq(decoder.parameters),
             self.number.eq(0),
@@ -297,14 +293,10 @@ class Controller(wiring.Component):
             self.channels.eq(Mux(decoder.dense, layer.Ci, 1)),
             self.groups.eq(groups),
             self.has_weights.eq(decoder.run.weights),
-            self.goes_on.eq(self.fused),
+            self.goes_on.eq((layer.opcode & isa.FUSED) != 0),
             self.continued.eq(self.kept),
             self.shared.eq(entry),
         ]
-        with m.If(self.sets):
-            m.d.sync += self.stream.eq(self.set_to)
-        with m.If((decoder.block != Block.NONE) & ~self.kept):
-            m.d.sync += self.entries.eq(self.entries + Mux(decoder.block == Block.TABLE, 1, groups))
 
     def _load_parameters(self, m: Module) -> None:
         """Loads a word of parameters per cycle, then continues with the chain's next word or starts the chain."""

@@ -119,7 +119,7 @@ class Rearranger(wiring.Component):
         m.submodules.extents = extents = Divider(self.bits)
         m.submodules.reciprocals = reciprocals = Divider(self.bits + 1)
         turn, cycle, busy = Signal(range(len(ORDER) + 1)), Signal(range(self.bits + 5)), Signal()
-        first, ends, done, size = Signal(), Signal(), Signal(), Signal(self.bits)
+        first, ends, done, size, moved = Signal(), Signal(), Signal(), Signal(self.bits), Signal(self.bits)
         m.d.sync += first.eq(self.start)
         m.d.comb += [
             extents.start.eq(busy & (cycle == 0)),
@@ -129,6 +129,7 @@ class Rearranger(wiring.Component):
             ends.eq(busy & (cycle == self.bits + 4)),
             self.begins.eq(ends & (turn == len(ORDER))),
         ]
+        m.d.sync += moved.eq(size * extents.divisor)
         with m.If(first):  # the word is there
             m.d.sync += [extent.eq(value) for extent, value in zip(self.extents, sizes, strict=True)]
             m.d.sync += [busy.eq(1), turn.eq(0), cycle.eq(0)]
@@ -140,18 +141,18 @@ class Rearranger(wiring.Component):
             parts, onto, minor, insert = self._split(dimension)
             with m.If(turn == number):
                 m.d.comb += [extents.numerator.eq(self.extents[dimension]), extents.divisor.eq(parts)]
+                old = Value.cast(Array(self.extents)[onto])
+                m.d.sync += size.eq(Mux(onto == dimension, extents.quotient, old))
                 with m.If(done):
-                    old = Value.cast(Array(self.extents)[onto])
                     m.d.sync += [
                         self.rest[dimension].eq(extents.quotient),
                         self.extents[dimension].eq(extents.quotient),
-                        size.eq(Mux(onto == dimension, extents.quotient, old)),
                     ]
                 with m.Elif(ends):
                     m.d.sync += [
                         self.divisor[dimension].eq(Mux(minor, parts, self.rest[dimension])),
                         self.factor[dimension].eq(Mux(insert, parts, size)),
-                        Array(self.extents)[onto].eq(size * parts),
+                        Array(self.extents)[onto].eq(moved),
                     ]
             with m.Elif(turn == number + 1):
                 m.d.comb += reciprocals.divisor.eq(self.divisor[dimension])
