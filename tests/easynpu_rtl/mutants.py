@@ -69,10 +69,10 @@ MUTANTS = (
     Mutant(
         "the halo on the left is left out",
         "loader",
-        'of["along"] + of["column"] - of["Pw"]',
-        'of["along"] + of["column"]',
+        "along + column - was.Pw",
+        "along + column",
     ),
-    Mutant("pooling pads with zeros", "loader", "now.lowest", "0"),
+    Mutant("pooling pads with zeros", "loader", "was.lowest", "0"),
     Mutant("the set of pads does not change", "loader", "~self.side", "self.side"),
     Mutant("rows of the pads overlap", "loader", "first_entry + now.xi", "first_entry + now.xi - 1"),
     Mutant(
@@ -213,7 +213,7 @@ MUTANTS = (
         "lanes over the end of a word stay in it", "rearranger", "Mux(second, self.chain.target.group, 0)", "0"
     ),
     Mutant("lanes behind the last channel keep what was there", "rearranger", "lane >= unused", "0"),
-    Mutant("every group begins a run", "rearranger", "Mux(length == left, 0, within + length)", "0"),
+    Mutant("every group begins a run", "rearranger", "Mux(left <= rest, 0, within + length)", "0"),
     Mutant(
         "tiles are rearranged as if they were rows",
         "rearranger",

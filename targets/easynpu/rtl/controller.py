@@ -89,6 +89,7 @@ class Controller(wiring.Component):
                 "load_ends": In(1),
                 "load_exists": In(1),
                 "advance": Out(1),
+                "continues": Out(1),
                 "start_step": Out(1),
                 "step_busy": In(1),
                 "step_ends": In(1),
@@ -126,7 +127,7 @@ class Controller(wiring.Component):
         machine = self.machine
         m.submodules.decoder = self.decoder = Decoder(machine)
         m.submodules.translator = self.translator = Decoder(machine)
-        self.next_word, self.at = Signal(self.addresses + 1), Signal(self.addresses + 1)
+        self.at, self.over = Signal(self.addresses + 1), Signal()
         self.low = Signal(init=1)
         self.stream = Signal(self.weights)
         self.places, self.given = Signal(roles(machine)), Signal(given())
@@ -139,15 +140,13 @@ class Controller(wiring.Component):
         self.decodes, self.loads = Signal(), Signal()
         self.alone = Signal()
         m.d.comb += [
-            self.next_word.eq(self.at),
-            self.fetch.eq(self.next_word),
+            self.fetch.eq(self.at),
             self.decoder.word.eq(self.word),
             self.decoder.places.eq(self.places),
             self.decoder.given.eq(self.given),
             self.decoder.low.eq(self.low),
             self.decoder.first.eq(self.stages == 0),
         ]
-        m.d.sync += self.at.eq(self.next_word)
         inputs = ("word", "places", "given", "low", "first")
         m.d.sync += [getattr(self.translator, name).eq(getattr(self.decoder, name)) for name in inputs]
         m.d.comb += [self.load.eq(self.translator.load), self.run.eq(self.translator.run)]
@@ -176,7 +175,8 @@ class Controller(wiring.Component):
 
     def _idle(self, m: Module) -> None:
         with m.State("IDLE"), m.If(self.go):
-            m.d.sync += [self.at.eq(0), self.low.eq(1), self.stream.eq(0), self.cycles.eq(0), self.failed.eq(0)]
+            m.d.sync += [self.at.eq(0), self.low.eq(1), self.stream.eq(0), self.cycles.eq(0)]
+            m.d.sync += [self.failed.eq(0), self.over.eq(0)]
             m.d.sync += [self.given.eq(0), self.keeps.eq(0), self.takes.eq(0), self.sets.eq(0)]
             self._new_chain(m)
             m.next = "FETCH"
@@ -191,11 +191,12 @@ class Controller(wiring.Component):
         decoder = self.decoder
         with m.State("DECODE"):
             self._decode_block(m)
+            m.d.comb += self.fetch.eq(self.at + 1)
             with m.If((self.at == self.count) | (decoder.kind == Kind.HALT)):
+                m.d.sync += self.over.eq(1)
                 m.next = "SETTLE"
             with m.Else():
-                m.d.comb += self.next_word.eq(self.at + 1)
-                m.d.sync += self.cycles.eq(self.cycles + 1)
+                m.d.sync += [self.at.eq(self.at + 1), self.cycles.eq(self.cycles + 1)]
                 with m.Switch(decoder.kind):
                     with m.Case(Kind.OPERAND):
                         self._keep_place(m)
@@ -365,16 +366,16 @@ class Controller(wiring.Component):
                 m.next = "LOAD"
         with m.State("LOAD"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
-            m.d.comb += self.load_enable.eq(1)
+            m.d.comb += [self.load_enable.eq(1), self.continues.eq(1)]
             with m.If(load_finished):
-                m.d.comb += [self.advance.eq(1), self.start_step.eq(1)]
+                m.d.comb += self.start_step.eq(1)
                 m.next = "RUN"
         with m.State("RUN"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(0)]
-            m.d.comb += self.load_enable.eq(~self.blocked)
-            with m.If((self.step_ends | ~self.step_busy) & load_finished):
+            m.d.comb += [self.load_enable.eq(~self.blocked), self.continues.eq(self.step_ends | ~self.step_busy)]
+            with m.If(self.continues & load_finished):
                 with m.If(self.load_exists):
-                    m.d.comb += [self.advance.eq(1), self.start_step.eq(1)]
+                    m.d.comb += self.start_step.eq(1)
                 with m.Else():
                     m.next = "DRAIN"
 
@@ -416,7 +417,7 @@ class Controller(wiring.Component):
                 self._chain_ends(m)
         with m.State("SETTLE"), m.If(self.quiet):
             m.next = "IDLE"
-            ends = self.failed | (self.at == self.count) | (self.decoder.kind == Kind.HALT)
+            ends = self.over | self.failed | (self.at == self.count) | (self.decoder.kind == Kind.HALT)
             with m.If(self.pause & ~ends):
                 m.next = "PAUSED"
         with m.State("PAUSED"), m.If(self.resume):

@@ -171,6 +171,7 @@ class Core(wiring.Component):
             loader.start.eq(controller.begin),
             loader.enable.eq(controller.load_enable),
             loader.advance.eq(controller.advance),
+            loader.continues.eq(controller.continues),
             controller.load_complete.eq(loader.complete),
             controller.load_ends.eq(loader.ends),
             controller.load_exists.eq(loader.exists),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Module, Mux, Signal, Value, signed
+from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -24,10 +24,11 @@ class Loader(wiring.Component):
     """Goes through the steps of a chain and the words of each step's sub-ifmap.
 
     `start` begins with the first step; a word is loaded in every cycle with `enable` until the sub-ifmap is
-    complete, as it will be with a word that `ends` it; `advance` moves on to the next step.
-    `step` is the step whose sub-ifmap is loaded, if it `exists`; none follows `last_step`. This cycle's word
-    goes to the pad entry `entry`. `next_part`: that of `step` in the next cycle. AHEAD cycles later, `request`
-    is its read; `padding` replaces a read outside the map, with -128 if `lowest`.
+    complete, as it will be with a word that `ends` it. It then moves on to the next step if the chain
+    `continues`; `advance` moves on at any time. `step` is the step whose sub-ifmap is loaded, if it `exists`; none
+    follows `last_step`. This cycle's word goes to the pad entry `entry`. `next_part`: that of `step` in the next
+    cycle. AHEAD cycles later, `request` is its read; `padding` replaces a read outside the map, with -128 if
+    `lowest`.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -42,6 +43,7 @@ class Loader(wiring.Component):
                 "start": In(1),
                 "enable": In(1),
                 "advance": In(1),
+                "continues": In(1),
                 "step": Out(layouts.step(machine)),
                 "next_part": Out(self.stages),
                 "exists": Out(1),
@@ -60,9 +62,9 @@ class Loader(wiring.Component):
         """The circuit."""
         m = Module()
         self.part, self.group = Signal(self.stages), Signal(GROUP)
-        self.tile = Tile(m, self.chain)
+        self.tile = Tile(self.chain)
         self.side, self.whole, self.running = Signal(), Signal(), Signal()
-        self.following = Signal(self.stages)
+        self.following, self.moves = Signal(self.stages), Signal()
         m.submodules.stages = stages = memory.Memory(
             shape=layouts.load_stage(self.machine), depth=self.machine.itcm_words, init=[]
         )
@@ -86,10 +88,10 @@ class Loader(wiring.Component):
         m.d.comb += [
             self.exists.eq(self.running),
             self.last_step.eq((self.part == chain.last_part) & (self.group == last_group) & ~self.tile.follows),
-            step.oy.eq(self.tile.oy),
-            step.ox.eq(self.tile.ox),
-            step.y.eq(self.tile.y),
-            step.x.eq(self.tile.x),
+            step.oy.eq(self.tile.rows.at),
+            step.ox.eq(self.tile.columns.at),
+            step.y.eq(self.tile.rows.extent),
+            step.x.eq(self.tile.columns.extent),
             step.positions.eq(step.y * step.x),
             step.part.eq(self.part),
             step.group.eq(self.group),
@@ -109,30 +111,30 @@ class Loader(wiring.Component):
     def _go_on(self, m: Module) -> None:
         """Moves to the next step: groups within words, or channel-wise words within groups, within tiles."""
         chain = self.chain
-        m.d.comb += self.following.eq(self.part)  # 0 behind the last step
+        after = Signal(self.stages)  # 0 behind the last step
+        m.d.comb += self.following.eq(Mux(self.moves, after, self.part))
         m.d.sync += self.part.eq(self.following)
-        more_groups = self.group < self.now.last_channel >> GROUP
+        more_parts, more_groups = self.part < chain.last_part, self.group < self.now.last_channel >> GROUP
+        with m.If(chain.dense & more_groups):
+            m.d.comb += after.eq(self.part)
+        with m.Elif(more_parts):
+            m.d.comb += after.eq(self.part + 1)
         with m.If(self.start):
             m.d.sync += self.running.eq(1)
         with m.If(~self.running):
             m.d.sync += [self.side.eq(0), self.whole.eq(0)]
             self.tile.begin(m)
-        with m.Elif(self.advance):
+        with m.Elif(self.moves):
             m.d.sync += self.whole.eq(0)
             if self.machine.ifmap_pad_sets > 1:
                 m.d.sync += self.side.eq(~self.side)
-            more_parts = self.part < chain.last_part
             with m.If(chain.dense & more_groups):
                 m.d.sync += self.group.eq(self.group + 1)
-            with m.Elif(more_parts):
-                m.d.comb += self.following.eq(self.part + 1)
-                with m.If(chain.dense):
-                    m.d.sync += self.group.eq(0)
+            with m.Elif(more_parts), m.If(chain.dense):
+                m.d.sync += self.group.eq(0)
             with m.Elif(~chain.dense & more_groups):
-                m.d.comb += self.following.eq(0)
                 m.d.sync += self.group.eq(self.group + 1)
             with m.Else():
-                m.d.comb += self.following.eq(0)
                 m.d.sync += self.group.eq(0)
                 m.d.sync += self.running.eq(self.tile.follows)
                 self.tile.advance(m)
@@ -150,12 +152,15 @@ class Loader(wiring.Component):
         two_columns = Mux(now.one_wk, (step.x == 2) & (now.Sw == 1), (step.x == 1) & (now.reach_w == 1))
         in_last_row, in_last_column = Signal(), Signal()
         m.d.sync += [
-            fresh.eq(~self.running | self.advance),
+            fresh.eq(~self.running | self.moves),
             last_row.eq((step.y - 1) * now.Sh + now.reach_h),
             last_column.eq((step.x - 1) * now.Sw + now.reach_w),
         ]
         m.d.comb += [
             self.complete.eq(self.whole | ~self.running),
+            self.moves.eq(
+                self.advance | (self.continues & self.running & (self.whole | (self.ends & self.enable)))
+            ),
             self.loads.eq(self.enable & ~self.complete),
             row_ends.eq(Mux(fresh, one_column, in_last_column)),
             self.ends.eq(row_ends & Mux(fresh, one_row, in_last_row)),
@@ -169,9 +174,9 @@ class Loader(wiring.Component):
                 m.d.sync += [column.eq(0), row.eq(row + 1), first_entry.eq(first_entry + now.xi)]
                 m.d.sync += in_last_column.eq(one_column)
                 m.d.sync += in_last_row.eq(Mux(fresh, two_rows, row + 1 == last_row))
-            with m.If(self.ends & ~self.advance):
+            with m.If(self.ends & ~self.moves):
                 m.d.sync += self.whole.eq(1)
-        with m.If(~self.running | self.advance):
+        with m.If(~self.running | self.moves):
             m.d.sync += [row.eq(0), column.eq(0), first_entry.eq(0)]
         self._address(m, row, column)
         base = Mux(self.side, self.machine.ifmap_pad_entries, 0)
@@ -179,72 +184,65 @@ class Loader(wiring.Component):
 
     def _address(self, m: Module, row: Value, column: Value) -> None:
         """The address of the word, if it is inside the map."""
-        now, rest = self.now, AHEAD - 3
+        now, was = self.now, delayed(m, self.now, AHEAD - 3, "was")
         terms = (
-            ("down", now.Sh * self.tile.oy), ("row", row), ("Ph", now.Ph), ("Hi", now.Hi),
-            ("along", now.Sw * self.tile.ox), ("column", column), ("Pw", now.Pw), ("Wi", now.Wi),
-            ("place", now.place), ("group", self.group),
+            ("down", now.Sh * self.tile.rows.at), ("along", now.Sw * self.tile.columns.at),
+            ("row", row), ("column", column), ("group", self.group),
         )  # fmt: skip
-        of = {name: delayed(m, value, rest, f"{name}_of") for name, value in terms}
+        down, along, row, column, group = (delayed(m, each, AHEAD - 3, f"{name}_was") for name, each in terms)
         iy, ix = Signal(signed(INDEX + 6)), Signal(signed(INDEX + 6))
         outside = Signal()
-        m.d.comb += [
-            iy.eq(of["down"] + of["row"] - of["Ph"]),
-            ix.eq(of["along"] + of["column"] - of["Pw"]),
-        ]
-        y, x, Hi, Wi = (
-            delayed(m, each, 1, f"compared_{name}")
-            for name, each in (("y", iy), ("x", ix), ("Hi", of["Hi"]), ("Wi", of["Wi"]))
-        )
+        m.d.comb += [iy.eq(down + row - was.Ph), ix.eq(along + column - was.Pw)]
+        compared = (("y", iy), ("x", ix), ("Hi", was.Hi), ("Wi", was.Wi))
+        y, x, Hi, Wi = (delayed(m, each, 1, f"compared_{name}") for name, each in compared)
         m.d.comb += [
             outside.eq((y < 0) | (y >= Hi) | (x < 0) | (x >= Wi)),
             self.padding.eq(delayed(m, outside, 2, "outside")),
-            self.lowest.eq(delayed(m, now.lowest, AHEAD, "lowest")),
+            self.lowest.eq(delayed(m, was.lowest, 3, "lowest")),
             self.request.valid.eq(delayed(m, delayed(m, self.loads, AHEAD - 2, "loading") & ~outside, 2, "reads")),
-            self.request.memory.eq(delayed(m, of["place"].memory, 3, "memory")),
-            self.request.address.eq(address(m, self.machine, "word", of["place"], iy, ix, of["group"])),
+            self.request.memory.eq(delayed(m, was.place.memory, 3, "memory")),
+            self.request.address.eq(address(m, self.machine, "word", was.place, iy, ix, group)),
         ]
 
 
-class Tile:
-    """The registers of a tile, with those of what is beyond it: the next tile is known in every cycle.
+class Axis:
+    """A tile along an axis, in registers: `at` its first index, its `extent`, and whether `more` is beyond it."""
 
-    `oy`, `ox`: its first row and column; `y`, `x`: its extents, smaller at the map's edges; `follows`: another
-    tile does, row by row.
-    """
-
-    def __init__(self, m: Module, chain: Any) -> None:
-        self.chain = chain
-        self.oy, self.ox = Signal(INDEX, name="oy"), Signal(INDEX, name="ox")
-        self.y, self.x = Signal(held("y"), name="tile_y"), Signal(held("x"), name="tile_x")
-        self._below, self._right = Signal(INDEX + 1, name="rows_below"), Signal(INDEX + 1, name="columns_right")
-        self._more_rows, self._more_columns = Signal(name="more_rows"), Signal(name="more_columns")
-        self.follows = Signal(name="tile_follows")
-        m.d.comb += self.follows.eq(self._more_rows | self._more_columns)
+    def __init__(self, name: str, last: Value, most: Value) -> None:
+        self.at, self.extent = Signal(INDEX, name=f"o{name}"), Signal(held(name), name=f"tile_{name}")
+        self.beyond, self.more = Signal(INDEX + 1, name=f"beyond_{name}"), Signal(name=f"more_{name}")
+        self._last, self._most = last, most
 
     def begin(self, m: Module) -> None:
-        """Begins with the first tile of the chain's map."""
-        self._first_row(m)
-        self._first_column(m)
+        """Begins with the first tile."""
+        self._enter(m, Const(0), self._last + 1)
+
+    def advance(self, m: Module) -> None:
+        """Moves on to the next tile, of which everything is known."""
+        self._enter(m, self.at + self._most, self.beyond)
+
+    def _enter(self, m: Module, at: Value, left: Value) -> None:
+        most = self._most
+        m.d.sync += [self.at.eq(at), self.extent.eq(Mux(most < left, most, left))]
+        m.d.sync += [self.beyond.eq(left - most), self.more.eq(left > most)]
+
+
+class Tile:
+    """The registers of a tile of a chain's map; tile after tile, row by row, as long as one `follows`."""
+
+    def __init__(self, chain: Any) -> None:
+        self.rows, self.columns = Axis("y", chain.last_row, chain.y), Axis("x", chain.last_column, chain.x)
+        self.follows = self.rows.more | self.columns.more
+
+    def begin(self, m: Module) -> None:
+        """Begins with the first tile."""
+        self.rows.begin(m)
+        self.columns.begin(m)
 
     def advance(self, m: Module) -> None:
         """Moves on to the next tile."""
-        with m.If(self._more_columns):
-            m.d.sync += self.ox.eq(self.ox + self.chain.x)
-            self._extent(m, self._right, self.chain.x, self.x, self._right, self._more_columns)
+        with m.If(self.columns.more):
+            self.columns.advance(m)
         with m.Else():
-            self._first_column(m)
-            m.d.sync += self.oy.eq(self.oy + self.chain.y)
-            self._extent(m, self._below, self.chain.y, self.y, self._below, self._more_rows)
-
-    def _first_row(self, m: Module) -> None:
-        m.d.sync += self.oy.eq(0)
-        self._extent(m, self.chain.last_row + 1, self.chain.y, self.y, self._below, self._more_rows)
-
-    def _first_column(self, m: Module) -> None:
-        m.d.sync += self.ox.eq(0)
-        self._extent(m, self.chain.last_column + 1, self.chain.x, self.x, self._right, self._more_columns)
-
-    def _extent(self, m: Module, left: Value, most: Value, extent: Signal, beyond: Signal, more: Signal) -> None:
-        """The next extent of the `left` rows or columns."""
-        m.d.sync += [extent.eq(Mux(most < left, most, left)), beyond.eq(left - most), more.eq(left > most)]
+            self.columns.begin(m)
+            self.rows.advance(m)

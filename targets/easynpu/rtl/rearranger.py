@@ -125,11 +125,9 @@ class Rearranger(wiring.Component):
             extents.start.eq(busy & (cycle == 0)),
             reciprocals.start.eq(extents.start),
             reciprocals.numerator.eq(1 << self.bits),
-            done.eq(cycle == self.bits + 3),
-            ends.eq(busy & (cycle == self.bits + 4)),
             self.begins.eq(ends & (turn == len(ORDER))),
         ]
-        m.d.sync += moved.eq(size * extents.divisor)
+        m.d.sync += [done.eq(cycle == self.bits + 2), ends.eq(busy & done), moved.eq(size * extents.divisor)]
         with m.If(first):  # the word is there
             m.d.sync += [extent.eq(value) for extent, value in zip(self.extents, sizes, strict=True)]
             m.d.sync += [busy.eq(1), turn.eq(0), cycle.eq(0)]
@@ -180,10 +178,11 @@ class Rearranger(wiring.Component):
         """Goes over the map's words as the chain does, tile by tile, and in a word from run to run."""
         chain, last_group = self.chain, self.chain.last_channel >> GROUP
         running, self.goes, self.under_way = Signal(), Signal(), Signal(range(DEPTH + 1))
-        tile, oyi, oxi, group = Tile(m, chain), Signal(TILE), Signal(TILE), Signal(GROUP)
+        tile, oyi, oxi, group = Tile(chain), Signal(TILE), Signal(TILE), Signal(GROUP)
         lane, within, at_group, after = (Signal(GROUP), *(Signal(len(self.run)) for _ in range(3)))
         lanes, left, length = Signal(range(LANES + 1)), Signal(len(self.run)), Signal(range(LANES + 1))
         row, column, word_ends, row_ends, tile_ends = Signal(INDEX), Signal(INDEX), Signal(), Signal(), Signal()
+        rest = Signal(range(LANES + 1))
         part = Signal(
             data.StructLayout(
                 {
@@ -199,13 +198,14 @@ class Rearranger(wiring.Component):
         )
         m.d.comb += [
             self.goes.eq(running & (self.under_way < DEPTH - 1)),
-            row.eq(tile.oy + oyi),
-            column.eq(tile.ox + oxi),
+            row.eq(tile.rows.at + oyi),
+            column.eq(tile.columns.at + oxi),
             lanes.eq(Mux(group == last_group, chain.last_channel[:GROUP] + 1, LANES)),
             left.eq(self.run - within),
-            length.eq(least(lanes - lane, left)),
-            word_ends.eq(lane + length == lanes),
-            after.eq(Mux(length == left, 0, within + length)),
+            rest.eq(lanes - lane),
+            word_ends.eq(rest <= left),
+            length.eq(Mux(word_ends, rest, left)),
+            after.eq(Mux(left <= rest, 0, within + length)),
             row_ends.eq((oxi + 1 == chain.x) | (column == chain.last_column)),
             tile_ends.eq(row_ends & ((oyi + 1 == chain.y) | (row == chain.last_row))),
         ]

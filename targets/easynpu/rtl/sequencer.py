@@ -107,7 +107,7 @@ class Sequencer(wiring.Component):
             fused.addr.eq(self.at + 1),
         ]
         self.writes_now, self.apart_now, self.single_now, self.scatters = (Signal() for _ in range(4))
-        self.blocks_now, self.from_source = Signal(), Signal()
+        self.blocks_now, self.from_source, self.free_now = Signal(), Signal(), Signal()
         with m.If(self.start):
             self._enter(m, self.step.part, first.data)
         with m.Elif(self.moves_on):
@@ -139,6 +139,7 @@ class Sequencer(wiring.Component):
             self.blocks_now.eq((writes & ~apart) | (stage.reads & from_source)),
             self.apart_now.eq(apart),
             self.scatters.eq(scatters),
+            self.free_now.eq(~writes & ~stage.reads),
             self.single_now.eq(~apart & (~scatters | (self.scattered_writes == 1))),
         ]
 
@@ -153,10 +154,7 @@ class Sequencer(wiring.Component):
         self.last_hk, self.last_wk, self.last_k = Signal(), Signal(), Signal()
         self.cycle = Signal(range(2 * LANES * rows + 2))
         self.last_ozi, self.in_last_ozi, self.last_tap, self.final = Signal(GROUP), Signal(), Signal(), Signal()
-        m.d.comb += [
-            self.last_ozi.eq(Mux(self.chain.dense, self.chain.last_channel >> GROUP, 0)),
-            self.final.eq(~self.own | (self.running.last & self.last_tap)),
-        ]
+        m.d.comb += self.last_ozi.eq(Mux(self.chain.dense, self.chain.last_channel >> GROUP, 0))
 
     def _batch(self, m: Module) -> None:
         """The number of positions that enter together, and their cycles (schedule.Access.cycles).
@@ -183,7 +181,7 @@ class Sequencer(wiring.Component):
         ]
         writing, reading = (later >= begin) & (later < begin + results), self.reads & (later < self.count)
         first = {
-            "ends": ~self.bubble & (~self.final | ~(self.writes_now | now.reads) | (one & self.single_now)),
+            "ends": ~self.bubble & (~self.final | self.free_now | (one & self.single_now)),
             "writing": self.writes & ~self.apart_now,
             "reading": self.reads,
             "enters": ~self.reads | (one & ~self.apart),
@@ -235,7 +233,12 @@ class Sequencer(wiring.Component):
             m.d.sync += [self.last_hk.eq(self.step.one_hk), self.last_wk.eq(self.step.one_wk)]
             last_k, alone = self.step.last_channel == 0, self.step.positions <= self.machine.pe_rows
             single = self.last_ozi == 0
-            m.d.sync += [self.last_k.eq(last_k), self.last_tap.eq(self.step.one_hk & self.step.one_wk & last_k)]
+            last_tap = self.step.one_hk & self.step.one_wk & last_k
+            m.d.sync += [
+                self.last_k.eq(last_k),
+                self.last_tap.eq(last_tap),
+                self.final.eq(self.step.last & last_tap),
+            ]
             m.d.sync += [self.last_batch.eq(alone), self.alone.eq(alone), self.in_last_ozi.eq(single)]
             m.d.sync += self.bubble.eq(alone & single & (not self.machine.psum_write_first))
 
@@ -254,9 +257,9 @@ class Sequencer(wiring.Component):
                     m.d.sync += [index.eq(Mux(last, 0, index + 1)), last.eq(after)]
                 last_tap = last_tap & Mux(carries, after, last)
                 carries = carries & last
-            m.d.sync += self.last_tap.eq(last_tap)
+            m.d.sync += [self.last_tap.eq(last_tap), self.final.eq(self.running.last & last_tap)]
         with m.Elif(self.running.last & ~self.is_last):
-            m.d.sync += self.own.eq(0)
+            m.d.sync += [self.own.eq(0), self.final.eq(1)]
             swept = (self.psum + 1) << self.bubble
             with m.If(swept < FEEDBACK):
                 m.d.sync += [self.wait.eq(FEEDBACK - swept), self.works.eq(0)]

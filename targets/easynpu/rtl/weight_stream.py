@@ -95,7 +95,7 @@ class WeightStream(wiring.Component):
         """Fetches a word per cycle while there is room."""
         chain, running = self.chain, Signal()
         within, group = Signal(len(block.count)), Signal(GROUP)
-        tile = Tile(m, chain)
+        tile = Tile(chain)
         skipped = Mux(chain.dense, 0, group * block.count)
         m.d.comb += [
             self.requests.eq(running & self.free),
