@@ -90,7 +90,7 @@ class Controller(wiring.Component):
                 "load_exists": In(1),
                 "advance": Out(1),
                 "continues": Out(1),
-                "start_step": Out(1),
+                "step_ready": Out(1),
                 "step_busy": In(1),
                 "step_ends": In(1),
                 "blocked": In(1),
@@ -127,7 +127,7 @@ class Controller(wiring.Component):
         machine = self.machine
         m.submodules.decoder = self.decoder = Decoder(machine)
         m.submodules.translator = self.translator = Decoder(machine)
-        self.at, self.over = Signal(self.addresses + 1), Signal()
+        self.at, self.current = Signal(self.addresses + 1), Signal(WORD)
         self.low = Signal(init=1)
         self.stream = Signal(self.weights)
         self.places, self.given = Signal(roles(machine)), Signal(given())
@@ -140,8 +140,8 @@ class Controller(wiring.Component):
         self.decodes, self.loads = Signal(), Signal()
         self.alone = Signal()
         m.d.comb += [
-            self.fetch.eq(self.at),
-            self.decoder.word.eq(self.word),
+            self.fetch.eq(self.at + 1),  # `word` is the one behind `current`
+            self.decoder.word.eq(self.current),
             self.decoder.places.eq(self.places),
             self.decoder.given.eq(self.given),
             self.decoder.low.eq(self.low),
@@ -175,12 +175,15 @@ class Controller(wiring.Component):
 
     def _idle(self, m: Module) -> None:
         with m.State("IDLE"), m.If(self.go):
-            m.d.sync += [self.at.eq(0), self.low.eq(1), self.stream.eq(0), self.cycles.eq(0)]
-            m.d.sync += [self.failed.eq(0), self.over.eq(0)]
+            m.d.sync += [self.at.eq(0), self.low.eq(1), self.stream.eq(0), self.cycles.eq(0), self.failed.eq(0)]
             m.d.sync += [self.given.eq(0), self.keeps.eq(0), self.takes.eq(0), self.sets.eq(0)]
             self._new_chain(m)
             m.next = "FETCH"
         with m.State("FETCH"):
+            m.d.comb += self.fetch.eq(self.at)
+            m.next = "FETCHED"
+        with m.State("FETCHED"):
+            m.d.sync += self.current.eq(self.word)
             m.next = "DECODE"
 
     def _new_chain(self, m: Module) -> None:
@@ -191,17 +194,16 @@ class Controller(wiring.Component):
         decoder = self.decoder
         with m.State("DECODE"):
             self._decode_block(m)
-            m.d.comb += self.fetch.eq(self.at + 1)
+            m.d.comb += self.fetch.eq(self.at + 2)
             with m.If((self.at == self.count) | (decoder.kind == Kind.HALT)):
-                m.d.sync += self.over.eq(1)
                 m.next = "SETTLE"
             with m.Else():
-                m.d.sync += [self.at.eq(self.at + 1), self.cycles.eq(self.cycles + 1)]
+                m.d.sync += [self.at.eq(self.at + 1), self.current.eq(self.word), self.cycles.eq(self.cycles + 1)]
                 with m.Switch(decoder.kind):
                     with m.Case(Kind.OPERAND):
                         self._keep_place(m)
                     with m.Case(Kind.CONTROL):
-                        control = Fields(self.word, isa.Control)
+                        control = Fields(self.current, isa.Control)
                         m.d.sync += [self.keeps.eq(control.keep_psum), self.sets.eq(control.set_weights)]
                         m.d.sync += self.takes.eq(control.take_psum)
                         m.d.sync += self.set_to.eq(control.weights)
@@ -216,11 +218,11 @@ class Controller(wiring.Component):
     def _keep_place(self, m: Module) -> None:
         for role, extension in isa.EXTENSIONS.items():
             if role in given().members:
-                with m.If(Fields(self.word, isa.Operand).opcode == extension.opcode):
+                with m.If(Fields(self.current, isa.Operand).opcode == extension.opcode):
                     m.d.sync += [self.places[role].eq(self.decoder.place), self.given[role].eq(1)]
 
     def _decode_layer(self, m: Module) -> None:
-        decoder, chain, layer = self.decoder, self.chain, Fields(self.word, isa.Layer)
+        decoder, chain, layer = self.decoder, self.chain, Fields(self.current, isa.Layer)
         first = self.stages == 0
         self.fused = Signal()
         leaves = self.keeps & ~self.fused
@@ -274,7 +276,7 @@ class Controller(wiring.Component):
 
         The size of its block in the weight stream is computed while parameters are loaded.
         """
-        decoder, layer = self.decoder, Fields(self.word, isa.Layer)
+        decoder, layer = self.decoder, Fields(self.current, isa.Layer)
         groups = (layer.last("Co") >> GROUP) + 1
         self.block, self.parameter_count = Signal(Block), Signal(len(decoder.parameters))
         self.number = Signal(max(len(decoder.parameters), SETUP.bit_length()))
@@ -284,7 +286,7 @@ class Controller(wiring.Component):
         self.has_weights, self.goes_on, self.continued = Signal(), Signal(), Signal()
         entry = Mux(self.kept, self.shared, self.entries)
         m.d.sync += [
-            self.reshape.eq(self.word),
+            self.reshape.eq(self.current),
             self.block.eq(decoder.block),
             self.parameter_count.eq(decoder.parameters),
             self.number.eq(0),
@@ -367,17 +369,15 @@ class Controller(wiring.Component):
         with m.State("LOAD"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
             m.d.comb += [self.load_enable.eq(1), self.continues.eq(1)]
+            m.d.comb += self.step_ready.eq(load_finished)
             with m.If(load_finished):
-                m.d.comb += self.start_step.eq(1)
                 m.next = "RUN"
         with m.State("RUN"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(0)]
             m.d.comb += [self.load_enable.eq(~self.blocked), self.continues.eq(self.step_ends | ~self.step_busy)]
-            with m.If(self.continues & load_finished):
-                with m.If(self.load_exists):
-                    m.d.comb += self.start_step.eq(1)
-                with m.Else():
-                    m.next = "DRAIN"
+            m.d.comb += self.step_ready.eq(load_finished & self.load_exists)
+            with m.If(self.continues & load_finished & ~self.load_exists):
+                m.next = "DRAIN"
 
     def _rearrange(self, m: Module) -> None:
         """Reads a word of the map, then writes its pieces, one per cycle."""
@@ -417,8 +417,8 @@ class Controller(wiring.Component):
                 self._chain_ends(m)
         with m.State("SETTLE"), m.If(self.quiet):
             m.next = "IDLE"
-            ends = self.over | self.failed | (self.at == self.count) | (self.decoder.kind == Kind.HALT)
+            ends = self.failed | (self.at == self.count) | (self.decoder.kind == Kind.HALT)
             with m.If(self.pause & ~ends):
                 m.next = "PAUSED"
         with m.State("PAUSED"), m.If(self.resume):
-            m.next = "DECODE"
+            m.next = "FETCH"

@@ -175,7 +175,7 @@ class Core(wiring.Component):
             controller.load_complete.eq(loader.complete),
             controller.load_ends.eq(loader.ends),
             controller.load_exists.eq(loader.exists),
-            sequencer.start.eq(controller.start_step),
+            sequencer.ready.eq(controller.step_ready),
             sequencer.step.eq(loader.step),
             sequencer.next_part.eq(loader.next_part),
             controller.step_busy.eq(sequencer.busy),

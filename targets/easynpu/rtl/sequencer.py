@@ -47,8 +47,8 @@ def issue(machine: Machine) -> data.StructLayout:
 
 
 class Sequencer(wiring.Component):
-    """Runs a step: `start` takes over `step`, whose part was `next_part` in an earlier cycle; `busy` until its
-    last cycle is over, which `ends` announces.
+    """Runs a step: `step` is taken over if it is `ready` and no other goes on; its part was `next_part` in an
+    earlier cycle. `busy` until its last cycle is over, which `ends` announces.
 
     `issue` enters the pipeline, `operand_row` is the row whose second operand is read; AHEAD cycles later, `pad`
     are its entries of the ifmap pads, `operand` is the read, and `put` gives the destination of the next result,
@@ -69,7 +69,7 @@ class Sequencer(wiring.Component):
                 "write": In(1),
                 "write_stage": In(self.stages),
                 "stage": In(layouts.run_stage(machine)),
-                "start": In(1),
+                "ready": In(1),
                 "step": In(layouts.step(machine)),
                 "next_part": In(self.stages),
                 "busy": Out(1),
@@ -94,7 +94,8 @@ class Sequencer(wiring.Component):
         """The circuit."""
         m = Module()
         self.at, self.moves_on, self.is_last = Signal(self.stages), Signal(), Signal()
-        self.running = Signal(layouts.step(self.machine))
+        self.running, self.start = Signal(layouts.step(self.machine)), Signal()
+        m.d.comb += self.start.eq(self.ready & (self.ends | ~self.busy))
         shape = layouts.run_stage(self.machine)
         m.submodules.stages = stages = memory.Memory(shape=shape, depth=self.machine.itcm_words, init=[])
         write, first, fused = stages.write_port(), stages.read_port(), stages.read_port()
