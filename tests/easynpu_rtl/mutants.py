@@ -65,20 +65,20 @@ MUTANTS = (
         "Mux(group == last >> GROUP, (2 << last[:GROUP]) - 1, (1 << LANES) - 1)",
         "(1 << LANES) - 1",
     ),
-    Mutant("the halo begins a row too late", "loader", "(iy >= now.Hi)", "(iy > now.Hi)"),
+    Mutant("the halo begins a row too late", "loader", "(y >= Hi)", "(y > Hi)"),
     Mutant(
         "the halo on the left is left out",
         "loader",
-        "now.Sw * self.ox + column - now.Pw",
-        "now.Sw * self.ox + column",
+        "along + column - was.Pw",
+        "along + column",
     ),
-    Mutant("pooling pads with zeros", "loader", "now.lowest", "0"),
+    Mutant("pooling pads with zeros", "loader", "was.lowest", "0"),
     Mutant("the set of pads does not change", "loader", "~self.side", "self.side"),
     Mutant("rows of the pads overlap", "loader", "first_entry + now.xi", "first_entry + now.xi - 1"),
     Mutant(
         "psums are not cleared", "sequencer", "Mux(first, now.start.as_value(), Addend.PSUM)", "Addend.PSUM.value"
     ),
-    Mutant("pads are read column by column", "sequencer", "y * xi + x", "x * xi + y"),
+    Mutant("pads are read in the row of a column", "sequencer", "(y * xi)[:bits]", "(x * xi)[:bits]"),
     Mutant(
         "taps are taken in another order",
         "sequencer",
@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant(
         "the hazard of a single psum is forgotten",
         "sequencer",
-        "(self.step.positions <= self.machine.pe_rows)",
+        "alone & single & (not self.machine.psum_write_first)",
         "0",
     ),
     Mutant(
@@ -170,14 +170,28 @@ MUTANTS = (
         'self._address(m, "copy", copy, y, x)',
         'self._address(m, "copy", target, y, x)',
     ),
-    Mutant("an edge tile is as wide as the others", "loader", "Mux(rest_x < chain.x, rest_x, chain.x)", "chain.x"),
-    Mutant("the last row of tiles is left out", "loader", "row <= chain.last_row", "row < chain.last_row"),
+    Mutant("an edge tile is as wide as the others", "loader", "Mux(most < left, most, left)", "most"),
+    Mutant("an edge tile of a row or column is left out", "loader", "left > most", "left > most + 1"),
     Mutant(
         "a single column is not known in a step's first cycle",
         "loader",
-        "Mux(fresh, one_column, column == last_column)",
-        "column == last_column",
+        "Mux(fresh, one_column, in_last_column)",
+        "in_last_column",
     ),
+    Mutant(
+        "two columns are not known in a step's first cycle",
+        "loader",
+        "Mux(fresh, two_columns, column + 1 == last_column)",
+        "column + 1 == last_column",
+    ),
+    Mutant(
+        "two rows are not known in a step's first cycle",
+        "loader",
+        "Mux(fresh, two_rows, row + 1 == last_row)",
+        "row + 1 == last_row",
+    ),
+    Mutant("the last tap is the one behind it", "sequencer", "Mux(carries, after, last)", "last"),
+    Mutant("a batch of several cycles takes one more", "sequencer", "later + 1 == cycles", "later == cycles"),
     Mutant("slopes are those of the other sign", "pe", "fed < 0", "fed > 0"),
     Mutant("a PE that is off gives its result", "pe", "~leaves.on", "0"),
     Mutant("ReLU lets negative results pass", "pe", "leaves.relu & (quantiser.result < 0)", "0"),
@@ -199,7 +213,7 @@ MUTANTS = (
         "lanes over the end of a word stay in it", "rearranger", "Mux(second, self.chain.target.group, 0)", "0"
     ),
     Mutant("lanes behind the last channel keep what was there", "rearranger", "lane >= unused", "0"),
-    Mutant("every group begins a run", "rearranger", "Mux(length == left, 0, within + length)", "0"),
+    Mutant("every group begins a run", "rearranger", "Mux(left <= rest, 0, within + length)", "0"),
     Mutant(
         "tiles are rearranged as if they were rows",
         "rearranger",

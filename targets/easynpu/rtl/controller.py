@@ -85,10 +85,12 @@ class Controller(wiring.Component):
                 "weight_block": Out(layouts.weight_block(machine)),
                 "begin": Out(1),
                 "load_enable": Out(1),
-                "load_finished": In(1),
+                "load_complete": In(1),
+                "load_ends": In(1),
                 "load_exists": In(1),
                 "advance": Out(1),
-                "start_step": Out(1),
+                "continues": Out(1),
+                "step_ready": Out(1),
                 "step_busy": In(1),
                 "step_ends": In(1),
                 "blocked": In(1),
@@ -125,7 +127,7 @@ class Controller(wiring.Component):
         machine = self.machine
         m.submodules.decoder = self.decoder = Decoder(machine)
         m.submodules.translator = self.translator = Decoder(machine)
-        self.next_word, self.at = Signal(self.addresses + 1), Signal(self.addresses + 1)
+        self.at, self.current = Signal(self.addresses + 1), Signal(WORD)
         self.low = Signal(init=1)
         self.stream = Signal(self.weights)
         self.places, self.given = Signal(roles(machine)), Signal(given())
@@ -138,15 +140,13 @@ class Controller(wiring.Component):
         self.decodes, self.loads = Signal(), Signal()
         self.alone = Signal()
         m.d.comb += [
-            self.next_word.eq(self.at),
-            self.fetch.eq(self.next_word),
-            self.decoder.word.eq(self.word),
+            self.fetch.eq(self.at + 1),  # `word` is the one behind `current`
+            self.decoder.word.eq(self.current),
             self.decoder.places.eq(self.places),
             self.decoder.given.eq(self.given),
             self.decoder.low.eq(self.low),
             self.decoder.first.eq(self.stages == 0),
         ]
-        m.d.sync += self.at.eq(self.next_word)
         inputs = ("word", "places", "given", "low", "first")
         m.d.sync += [getattr(self.translator, name).eq(getattr(self.decoder, name)) for name in inputs]
         m.d.comb += [self.load.eq(self.translator.load), self.run.eq(self.translator.run)]
@@ -163,7 +163,15 @@ class Controller(wiring.Component):
         with m.If(target):
             m.d.sync += self.chain.target.eq(self.translator.target)
         with m.If(self.write_load & (self.stage == 0)):
-            m.d.sync += self.chain.source.eq(self.load.place.memory)
+            self._enter_chain(m)
+
+    def _enter_chain(self, m: Module) -> None:
+        """What the first word states of the whole chain, a cycle behind its decoding."""
+        chain, first = self.chain, Fields(self.translator.word, isa.Layer)
+        m.d.sync += [chain.source.eq(self.load.place.memory), chain.dense.eq(self.translator.dense)]
+        for last, of_map, of_reshape in (("row", "Ho", "Hi"), ("column", "Wo", "Wi"), ("channel", "Co", "Ci")):
+            m.d.sync += chain[f"last_{last}"].eq(Mux(self.alone, first.last(of_reshape), first.last(of_map)))
+        m.d.sync += [chain.y.eq(Mux(self.alone, 1, first.y)), chain.x.eq(Mux(self.alone, 1, first.x))]
 
     def _idle(self, m: Module) -> None:
         with m.State("IDLE"), m.If(self.go):
@@ -172,6 +180,10 @@ class Controller(wiring.Component):
             self._new_chain(m)
             m.next = "FETCH"
         with m.State("FETCH"):
+            m.d.comb += self.fetch.eq(self.at)
+            m.next = "FETCHED"
+        with m.State("FETCHED"):
+            m.d.sync += self.current.eq(self.word)
             m.next = "DECODE"
 
     def _new_chain(self, m: Module) -> None:
@@ -181,16 +193,17 @@ class Controller(wiring.Component):
     def _decode(self, m: Module) -> None:
         decoder = self.decoder
         with m.State("DECODE"):
+            self._decode_block(m)
+            m.d.comb += self.fetch.eq(self.at + 2)
             with m.If((self.at == self.count) | (decoder.kind == Kind.HALT)):
                 m.next = "SETTLE"
             with m.Else():
-                m.d.comb += self.next_word.eq(self.at + 1)
-                m.d.sync += self.cycles.eq(self.cycles + 1)
+                m.d.sync += [self.at.eq(self.at + 1), self.current.eq(self.word), self.cycles.eq(self.cycles + 1)]
                 with m.Switch(decoder.kind):
                     with m.Case(Kind.OPERAND):
                         self._keep_place(m)
                     with m.Case(Kind.CONTROL):
-                        control = Fields(self.word, isa.Control)
+                        control = Fields(self.current, isa.Control)
                         m.d.sync += [self.keeps.eq(control.keep_psum), self.sets.eq(control.set_weights)]
                         m.d.sync += self.takes.eq(control.take_psum)
                         m.d.sync += self.set_to.eq(control.weights)
@@ -205,11 +218,11 @@ class Controller(wiring.Component):
     def _keep_place(self, m: Module) -> None:
         for role, extension in isa.EXTENSIONS.items():
             if role in given().members:
-                with m.If(Fields(self.word, isa.Operand).opcode == extension.opcode):
+                with m.If(Fields(self.current, isa.Operand).opcode == extension.opcode):
                     m.d.sync += [self.places[role].eq(self.decoder.place), self.given[role].eq(1)]
 
     def _decode_layer(self, m: Module) -> None:
-        decoder, chain, layer = self.decoder, self.chain, Fields(self.word, isa.Layer)
+        decoder, chain, layer = self.decoder, self.chain, Fields(self.current, isa.Layer)
         first = self.stages == 0
         self.fused = Signal()
         leaves = self.keeps & ~self.fused
@@ -233,51 +246,37 @@ class Controller(wiring.Component):
         with m.If(self.loads):
             m.d.sync += chain.last_part.eq(self.stages)
         with m.If(first):
-            m.d.sync += [
-                chain.dense.eq(decoder.dense),
-                chain.takes.eq(self.takes),
-                chain.last_row.eq(layer.last("Ho")),
-                chain.last_column.eq(layer.last("Wo")),
-                chain.last_channel.eq(layer.last("Co")),
-                chain.y.eq(layer.y),
-                chain.x.eq(layer.x),
-            ]
-        self._decode_block(m, layer)
-        with m.If(decoder.parameters != 0):
+            m.d.sync += [chain.takes.eq(self.takes), self.alone.eq(0)]
+        with m.If(self.sets):
+            m.d.sync += self.stream.eq(self.set_to)
+        with m.If((decoder.block != Block.NONE) & ~self.kept):
+            groups = (layer.last("Co") >> GROUP) + 1
+            m.d.sync += self.entries.eq(self.entries + Mux(decoder.block == Block.TABLE, 1, groups))
+        with m.If(decoder.loads):
             m.next = "PARAMETERS"
         with m.Elif(~self.fused):
             self._begin(m, chain.dense)
 
     def _decode_reshape(self, m: Module) -> None:
         """Decodes a reshape: behind other words it ends their chain; alone it reads its map word by word."""
-        chain, layer = self.chain, Fields(self.word, isa.Layer)
-        alone = self.stages == 0
+        chain, alone = self.chain, self.stages == 0
         m.d.comb += [self.loads.eq(alone), self.divide.eq(1)]
         m.d.sync += [
-            self.reshape.eq(self.word),
             self.given.eq(0),
-            self.number.eq(0),
             chain.scattered.eq(1),
             self.moves.eq(~self.given["dst"]),
             self.alone.eq(alone),
         ]
         m.next = "DIVIDE"
         with m.If(alone):
-            m.d.sync += [
-                chain.dense.eq(0),
-                chain.takes.eq(0),
-                chain.leaves.eq(0),
-                chain.last_part.eq(0),
-                chain.last_row.eq(layer.last("Hi")),
-                chain.last_column.eq(layer.last("Wi")),
-                chain.last_channel.eq(layer.last("Ci")),
-                chain.y.eq(1),
-                chain.x.eq(1),
-            ]
+            m.d.sync += [chain.takes.eq(0), chain.leaves.eq(0), chain.last_part.eq(0)]
 
-    def _decode_block(self, m: Module, layer: Fields) -> None:
-        """Registers the word's block in the weight stream, whose size is computed while parameters are loaded."""
-        decoder = self.decoder
+    def _decode_block(self, m: Module) -> None:
+        """Registers what only the states behind a word's decoding use, whatever the word is.
+
+        The size of its block in the weight stream is computed while parameters are loaded.
+        """
+        decoder, layer = self.decoder, Fields(self.current, isa.Layer)
         groups = (layer.last("Co") >> GROUP) + 1
         self.block, self.parameter_count = Signal(Block), Signal(len(decoder.parameters))
         self.number = Signal(max(len(decoder.parameters), SETUP.bit_length()))
@@ -287,6 +286,7 @@ class Controller(wiring.Component):
         self.has_weights, self.goes_on, self.continued = Signal(), Signal(), Signal()
         entry = Mux(self.kept, self.shared, self.entries)
         m.d.sync += [
+            self.reshape.eq(self.current),
             self.block.eq(decoder.block),
             self.parameter_count.eq(decoder.parameters),
             self.number.eq(0),
@@ -296,14 +296,10 @@ class Controller(wiring.Component):
             self.channels.eq(Mux(decoder.dense, layer.Ci, 1)),
             self.groups.eq(groups),
             self.has_weights.eq(decoder.run.weights),
-            self.goes_on.eq(self.fused),
+            self.goes_on.eq((layer.opcode & isa.FUSED) != 0),
             self.continued.eq(self.kept),
             self.shared.eq(entry),
         ]
-        with m.If(self.sets):
-            m.d.sync += self.stream.eq(self.set_to)
-        with m.If((decoder.block != Block.NONE) & ~self.kept):
-            m.d.sync += self.entries.eq(self.entries + Mux(decoder.block == Block.TABLE, 1, groups))
 
     def _load_parameters(self, m: Module) -> None:
         """Loads a word of parameters per cycle, then continues with the chain's next word or starts the chain."""
@@ -365,24 +361,23 @@ class Controller(wiring.Component):
 
     def _run(self, m: Module) -> None:
         """Loads the first sub-ifmap, then runs steps, each until its end and that of the next sub-ifmap's load."""
+        load_finished = self.load_complete | (self.load_ends & self.load_enable)
         with m.State("FIRST_WEIGHTS"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(self.number + 1)]
             with m.If(self.number == self.chain.last_channel >> GROUP):
                 m.next = "LOAD"
         with m.State("LOAD"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
-            m.d.comb += self.load_enable.eq(1)
-            with m.If(self.load_finished):
-                m.d.comb += [self.advance.eq(1), self.start_step.eq(1)]
+            m.d.comb += [self.load_enable.eq(1), self.continues.eq(1)]
+            m.d.comb += self.step_ready.eq(load_finished)
+            with m.If(load_finished):
                 m.next = "RUN"
         with m.State("RUN"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(0)]
-            m.d.comb += self.load_enable.eq(~self.blocked)
-            with m.If((self.step_ends | ~self.step_busy) & self.load_finished):
-                with m.If(self.load_exists):
-                    m.d.comb += [self.advance.eq(1), self.start_step.eq(1)]
-                with m.Else():
-                    m.next = "DRAIN"
+            m.d.comb += [self.load_enable.eq(~self.blocked), self.continues.eq(self.step_ends | ~self.step_busy)]
+            m.d.comb += self.step_ready.eq(load_finished & self.load_exists)
+            with m.If(self.continues & load_finished & ~self.load_exists):
+                m.next = "DRAIN"
 
     def _rearrange(self, m: Module) -> None:
         """Reads a word of the map, then writes its pieces, one per cycle."""
@@ -426,4 +421,4 @@ class Controller(wiring.Component):
             with m.If(self.pause & ~ends):
                 m.next = "PAUSED"
         with m.State("PAUSED"), m.If(self.resume):
-            m.next = "DECODE"
+            m.next = "FETCH"

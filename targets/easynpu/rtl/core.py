@@ -168,16 +168,18 @@ class Core(wiring.Component):
         m.d.comb += [
             self.stream.start.eq(delayed(m, controller.begin, 1, "begun")),
             loader.start.eq(controller.begin),
-            loader.enable.eq(self._load_enable()),
+            loader.enable.eq(controller.load_enable),
             loader.advance.eq(controller.advance),
-            controller.load_finished.eq(loader.finished),
+            loader.continues.eq(controller.continues),
+            controller.load_complete.eq(loader.complete),
+            controller.load_ends.eq(loader.ends),
             controller.load_exists.eq(loader.exists),
-            sequencer.start.eq(controller.start_step),
+            sequencer.ready.eq(controller.step_ready),
             sequencer.step.eq(loader.step),
             sequencer.next_part.eq(loader.next_part),
             controller.step_busy.eq(sequencer.busy),
             controller.step_ends.eq(sequencer.ends),
-            controller.blocked.eq(sequencer.blocked),
+            controller.blocked.eq(self._blocked()),
             controller.late.eq(sequencer.late),
         ]
         self._settling(m)
@@ -190,12 +192,12 @@ class Core(wiring.Component):
         under_way = self.sequencer.puts | puts.any()
         m.d.comb += self.controller.quiet.eq(self.array.empty & ~under_way & ~queued & self.writer.empty)
 
-    def _load_enable(self) -> Value:
-        """Whether the next sub-ifmap word is loaded; a single set of pads must no longer need its entry."""
-        loader, sequencer, enable = self.loader, self.sequencer, self.controller.load_enable
+    def _blocked(self) -> Value:
+        """Whether no sub-ifmap word is loaded in a step; a single set of pads must no longer need its entry."""
+        loader, sequencer = self.loader, self.sequencer
         if self.machine.ifmap_pad_sets > 1:
-            return enable
-        return enable & (~sequencer.guards | (loader.entry < sequencer.lowest))
+            return sequencer.blocked
+        return sequencer.blocked | (sequencer.guards & ~(loader.entry < sequencer.lowest))
 
     def _load(self, m: Module) -> None:
         """Routes words read from the DTCMs to the ifmap pads and to the PEs."""

@@ -56,7 +56,8 @@ class Decoder(wiring.Component):
     """Decodes `word` with the places set before it, for the current end (`low`) of the Fmap DTCM.
 
     `first`: the word begins a chain. Valid for a layer word (`kind`): `load`, `run`, `dense`, the `parameters`
-    (cycles of loading them) of its `block`, and `target`, the place of its result unless another word follows.
+    (cycles of loading them) of its `block`, if it `loads` any, and `target`, the place of its result unless
+    another word follows.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -74,6 +75,7 @@ class Decoder(wiring.Component):
                 "run": Out(layouts.run_stage(machine)),
                 "dense": Out(1),
                 "block": Out(Block),
+                "loads": Out(1),
                 "parameters": Out(range(BS_WORDS * 16 + 1)),
                 "target": Out(layouts.place(machine)),
             }
@@ -168,16 +170,16 @@ class Decoder(wiring.Component):
         return groups, groups * width
 
     def _load(self, m: Module) -> None:
-        layer, load = self.layer, self.load
+        layer, load, reshape = self.layer, self.load, self.kind == Kind.RESHAPE
         m.d.comb += [
             load.place.eq(self.source),
             load.last_channel.eq(layer.last("Ci")),
             load.lowest.eq(self.one_of("maxpool")),
-            load.one_hk.eq(layer.last("Hk") == 0),
-            load.one_wk.eq(layer.last("Wk") == 0),
+            load.one_hk.eq(reshape | (layer.last("Hk") == 0)),
+            load.one_wk.eq(reshape | (layer.last("Wk") == 0)),
         ]
         m.d.comb += [load.Hi.eq(layer.Hi), load.Wi.eq(layer.Wi)]
-        with m.If(self.kind == Kind.RESHAPE):  # its map is read word by word
+        with m.If(reshape):  # its map is read word by word
             m.d.comb += [load.Sh.eq(1), load.Sw.eq(1), load.xi.eq(1)]
         with m.Else():
             m.d.comb += [load[name].eq(getattr(layer, name)) for name in ("Sh", "Sw", "Ph", "Pw", "xi")]
@@ -235,14 +237,25 @@ class Decoder(wiring.Component):
         """The block and the cycles of loading it; a chain's first word takes as many without a block."""
         groups = (self.layer.last("Co") >> GROUP) + 1
         quantises = (row.mnemonic for row in isa.OPERATIONS if row.quantises)
+        all_planes = sum_of(groups, BS_WORDS)
+        m.d.comb += self.loads.eq((self.block != Block.NONE) | self.first)
         with m.If(self.one_of(*quantises)):
-            m.d.comb += [self.block.eq(Block.BIAS_SCALE), self.parameters.eq(BS_WORDS * groups)]
+            m.d.comb += [self.block.eq(Block.BIAS_SCALE), self.parameters.eq(all_planes)]
         with m.Elif(self.one_of("act")):
             m.d.comb += [self.block.eq(Block.TABLE), self.parameters.eq(TABLE_WORDS)]
         with m.Elif(self.one_of("prelu")):
-            m.d.comb += [self.block.eq(Block.SLOPES), self.parameters.eq(SLOPE_WORDS * groups)]
+            m.d.comb += [self.block.eq(Block.SLOPES), self.parameters.eq(sum_of(groups, SLOPE_WORDS))]
         with m.Elif(self.first):
-            m.d.comb += self.parameters.eq(BS_WORDS * groups)
+            m.d.comb += self.parameters.eq(all_planes)
+
+
+def sum_of(value: Value, factor: int) -> Value:
+    """A product with a constant, of shifted values: no multiplier."""
+    found = Value.cast(0)
+    for bit in range(factor.bit_length()):
+        if factor >> bit & 1:
+            found = found + (value << bit)
+    return found
 
 
 def _flagged(opcodes: Iterable[int]) -> list[int]:

@@ -27,8 +27,8 @@ def held(name: str) -> int:
     return places(Layer)[name].most.bit_length()
 
 
-AHEAD = 3
-"""Cycles from a loop's counters until an address that they give is used: factors, products, sums."""
+AHEAD = 4
+"""Cycles from a loop's counters until an address that they give is used: terms, factors, products, sums."""
 INDEX = stored("Ho")
 """Bits of a row or column of a map."""
 TILE = stored("y")

@@ -8,13 +8,15 @@ Source: easynpu, Scheduler; docs/decisions.md, EasyNPU cycles (ifmap prefetch, e
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal, Value, signed
+from typing import Any
+
+from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
-from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, TILE
+from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, TILE, held
 from npuc.targets.easynpu.rtl.words import address, delayed, index_bits, pad_depth
 
 
@@ -22,10 +24,11 @@ class Loader(wiring.Component):
     """Goes through the steps of a chain and the words of each step's sub-ifmap.
 
     `start` begins with the first step; a word is loaded in every cycle with `enable` until the sub-ifmap is
-    complete. `finished`: it is complete, or will be with this cycle's word; `advance` moves on to the next step.
-    `step` is the step whose sub-ifmap is loaded, if it `exists`; none follows `last_step`. This cycle's word
-    goes to the pad entry `entry`. `next_part`: that of `step` in the next cycle. AHEAD cycles later, `request`
-    is its read; `padding` replaces a read outside the map, with -128 if `lowest`.
+    complete, as it will be with a word that `ends` it. It then moves on to the next step if the chain
+    `continues`; `advance` moves on at any time. `step` is the step whose sub-ifmap is loaded, if it `exists`; none
+    follows `last_step`. This cycle's word goes to the pad entry `entry`. `next_part`: that of `step` in the next
+    cycle. AHEAD cycles later, `request` is its read; `padding` replaces a read outside the map, with -128 if
+    `lowest`.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -40,11 +43,13 @@ class Loader(wiring.Component):
                 "start": In(1),
                 "enable": In(1),
                 "advance": In(1),
+                "continues": In(1),
                 "step": Out(layouts.step(machine)),
                 "next_part": Out(self.stages),
                 "exists": Out(1),
                 "last_step": Out(1),
-                "finished": Out(1),
+                "complete": Out(1),
+                "ends": Out(1),
                 "loads": Out(1),
                 "request": Out(layouts.request(machine)),
                 "padding": Out(1),
@@ -57,9 +62,9 @@ class Loader(wiring.Component):
         """The circuit."""
         m = Module()
         self.part, self.group = Signal(self.stages), Signal(GROUP)
-        self.oy, self.ox = Signal(INDEX), Signal(INDEX)
-        self.side, self.complete, self.running = Signal(), Signal(), Signal()
-        self.following = Signal(self.stages)
+        self.tile = Tile(self.chain)
+        self.side, self.whole, self.running = Signal(), Signal(), Signal()
+        self.following, self.moves = Signal(self.stages), Signal()
         m.submodules.stages = stages = memory.Memory(
             shape=layouts.load_stage(self.machine), depth=self.machine.itcm_words, init=[]
         )
@@ -80,19 +85,13 @@ class Loader(wiring.Component):
         """Derives the step from the counters."""
         chain, step, now = self.chain, self.step, self.now
         last_group = now.last_channel >> GROUP
-        rest_y, rest_x = chain.last_row - self.oy + 1, chain.last_column - self.ox + 1
         m.d.comb += [
             self.exists.eq(self.running),
-            self.last_step.eq(
-                (self.part == chain.last_part)
-                & (self.group == last_group)
-                & (rest_y <= chain.y)
-                & (rest_x <= chain.x)
-            ),
-            step.oy.eq(self.oy),
-            step.ox.eq(self.ox),
-            step.y.eq(Mux(rest_y < chain.y, rest_y, chain.y)),
-            step.x.eq(Mux(rest_x < chain.x, rest_x, chain.x)),
+            self.last_step.eq((self.part == chain.last_part) & (self.group == last_group) & ~self.tile.follows),
+            step.oy.eq(self.tile.rows.at),
+            step.ox.eq(self.tile.columns.at),
+            step.y.eq(self.tile.rows.extent),
+            step.x.eq(self.tile.columns.extent),
             step.positions.eq(step.y * step.x),
             step.part.eq(self.part),
             step.group.eq(self.group),
@@ -112,31 +111,33 @@ class Loader(wiring.Component):
     def _go_on(self, m: Module) -> None:
         """Moves to the next step: groups within words, or channel-wise words within groups, within tiles."""
         chain = self.chain
-        m.d.comb += self.following.eq(self.part)
+        after = Signal(self.stages)  # 0 behind the last step
+        m.d.comb += self.following.eq(Mux(self.moves, after, self.part))
         m.d.sync += self.part.eq(self.following)
-        more_groups = self.group < self.now.last_channel >> GROUP
+        more_parts, more_groups = self.part < chain.last_part, self.group < self.now.last_channel >> GROUP
+        with m.If(chain.dense & more_groups):
+            m.d.comb += after.eq(self.part)
+        with m.Elif(more_parts):
+            m.d.comb += after.eq(self.part + 1)
         with m.If(self.start):
-            m.d.comb += self.following.eq(0)
-            m.d.sync += [self.running.eq(1), self.side.eq(0), self.complete.eq(0)]
-            m.d.sync += [self.group.eq(0), self.oy.eq(0), self.ox.eq(0)]
-        with m.Elif(self.advance):
-            m.d.sync += self.complete.eq(0)
+            m.d.sync += self.running.eq(1)
+        with m.If(~self.running):
+            m.d.sync += [self.side.eq(0), self.whole.eq(0)]
+            self.tile.begin(m)
+        with m.Elif(self.moves):
+            m.d.sync += self.whole.eq(0)
             if self.machine.ifmap_pad_sets > 1:
                 m.d.sync += self.side.eq(~self.side)
-            more_parts = self.part < chain.last_part
             with m.If(chain.dense & more_groups):
                 m.d.sync += self.group.eq(self.group + 1)
-            with m.Elif(more_parts):
-                m.d.comb += self.following.eq(self.part + 1)
-                with m.If(chain.dense):
-                    m.d.sync += self.group.eq(0)
+            with m.Elif(more_parts), m.If(chain.dense):
+                m.d.sync += self.group.eq(0)
             with m.Elif(~chain.dense & more_groups):
-                m.d.comb += self.following.eq(0)
                 m.d.sync += self.group.eq(self.group + 1)
             with m.Else():
-                m.d.comb += self.following.eq(0)
                 m.d.sync += self.group.eq(0)
-                m.d.sync += self.running.eq(next_tile(m, chain, self.oy, self.ox))
+                m.d.sync += self.running.eq(self.tile.follows)
+                self.tile.advance(m)
 
     def _sweep(self, m: Module) -> None:
         """Goes through the sub-ifmap that the tile needs, row by row."""
@@ -144,27 +145,38 @@ class Loader(wiring.Component):
         row, column = Signal(TILE), Signal(TILE)
         first_entry = Signal(len(self.entry))
         last_row, last_column = Signal(TILE), Signal(TILE)
-        fresh, at_end, row_ends = Signal(), Signal(), Signal()
-        # in the step's first cycle, only whether there is a single row or column is known
-        one_row, one_column = (step.y == 1) & (now.reach_h == 0), (step.x == 1) & (now.reach_w == 0)
+        fresh, row_ends = Signal(), Signal()
+        # in the step's first cycle, only whether there are one or two rows or columns is known
+        one_row, one_column = (step.y == 1) & now.one_hk, (step.x == 1) & now.one_wk
+        two_rows = Mux(now.one_hk, (step.y == 2) & (now.Sh == 1), (step.y == 1) & (now.reach_h == 1))
+        two_columns = Mux(now.one_wk, (step.x == 2) & (now.Sw == 1), (step.x == 1) & (now.reach_w == 1))
+        in_last_row, in_last_column = Signal(), Signal()
         m.d.sync += [
-            fresh.eq(self.start | self.advance),
+            fresh.eq(~self.running | self.moves),
             last_row.eq((step.y - 1) * now.Sh + now.reach_h),
             last_column.eq((step.x - 1) * now.Sw + now.reach_w),
         ]
         m.d.comb += [
-            self.loads.eq(self.enable & self.running & ~self.complete),
-            row_ends.eq(Mux(fresh, one_column, column == last_column)),
-            at_end.eq(row_ends & Mux(fresh, one_row, row == last_row)),
-            self.finished.eq(self.complete | ~self.running | (self.loads & at_end)),
+            self.complete.eq(self.whole | ~self.running),
+            self.moves.eq(
+                self.advance | (self.continues & self.running & (self.whole | (self.ends & self.enable)))
+            ),
+            self.loads.eq(self.enable & ~self.complete),
+            row_ends.eq(Mux(fresh, one_column, in_last_column)),
+            self.ends.eq(row_ends & Mux(fresh, one_row, in_last_row)),
         ]
+        with m.If(fresh):
+            m.d.sync += [in_last_row.eq(one_row), in_last_column.eq(one_column)]
         with m.If(self.loads):
             m.d.sync += column.eq(column + 1)
+            m.d.sync += in_last_column.eq(Mux(fresh, two_columns, column + 1 == last_column))
             with m.If(row_ends):
                 m.d.sync += [column.eq(0), row.eq(row + 1), first_entry.eq(first_entry + now.xi)]
-            with m.If(at_end & ~self.advance):
-                m.d.sync += self.complete.eq(1)
-        with m.If(self.start | self.advance):
+                m.d.sync += in_last_column.eq(one_column)
+                m.d.sync += in_last_row.eq(Mux(fresh, two_rows, row + 1 == last_row))
+            with m.If(self.ends & ~self.moves):
+                m.d.sync += self.whole.eq(1)
+        with m.If(~self.running | self.moves):
             m.d.sync += [row.eq(0), column.eq(0), first_entry.eq(0)]
         self._address(m, row, column)
         base = Mux(self.side, self.machine.ifmap_pad_entries, 0)
@@ -172,29 +184,65 @@ class Loader(wiring.Component):
 
     def _address(self, m: Module, row: Value, column: Value) -> None:
         """The address of the word, if it is inside the map."""
-        now, place = self.now, self.now.place
+        now, was = self.now, delayed(m, self.now, AHEAD - 3, "was")
+        terms = (
+            ("down", now.Sh * self.tile.rows.at), ("along", now.Sw * self.tile.columns.at),
+            ("row", row), ("column", column), ("group", self.group),
+        )  # fmt: skip
+        down, along, row, column, group = (delayed(m, each, AHEAD - 3, f"{name}_was") for name, each in terms)
         iy, ix = Signal(signed(INDEX + 6)), Signal(signed(INDEX + 6))
         outside = Signal()
+        m.d.comb += [iy.eq(down + row - was.Ph), ix.eq(along + column - was.Pw)]
+        compared = (("y", iy), ("x", ix), ("Hi", was.Hi), ("Wi", was.Wi))
+        y, x, Hi, Wi = (delayed(m, each, 1, f"compared_{name}") for name, each in compared)
         m.d.comb += [
-            iy.eq(now.Sh * self.oy + row - now.Ph),
-            ix.eq(now.Sw * self.ox + column - now.Pw),
-            outside.eq((iy < 0) | (iy >= now.Hi) | (ix < 0) | (ix >= now.Wi)),
-            self.padding.eq(delayed(m, outside, AHEAD, "outside")),
-            self.lowest.eq(delayed(m, now.lowest, AHEAD, "lowest")),
-            self.request.valid.eq(delayed(m, self.loads & ~outside, AHEAD, "reads")),
-            self.request.memory.eq(delayed(m, place.memory, AHEAD, "memory")),
-            self.request.address.eq(address(m, self.machine, "word", place, iy, ix, self.group)),
+            outside.eq((y < 0) | (y >= Hi) | (x < 0) | (x >= Wi)),
+            self.padding.eq(delayed(m, outside, 2, "outside")),
+            self.lowest.eq(delayed(m, was.lowest, 3, "lowest")),
+            self.request.valid.eq(delayed(m, delayed(m, self.loads, AHEAD - 2, "loading") & ~outside, 2, "reads")),
+            self.request.memory.eq(delayed(m, was.place.memory, 3, "memory")),
+            self.request.address.eq(address(m, self.machine, "word", was.place, iy, ix, group)),
         ]
 
 
-def next_tile(m: Module, chain: Value, oy: Signal, ox: Signal) -> Signal:
-    """Moves to the next tile, row by row; returns whether there is one."""
-    exists = Signal()
-    column, row = Signal(INDEX + 2), Signal(INDEX + 2)
-    m.d.comb += [column.eq(ox + chain.x), row.eq(oy + chain.y), exists.eq(1)]
-    with m.If(column <= chain.last_column):
-        m.d.sync += ox.eq(column)
-    with m.Else():
-        m.d.sync += [ox.eq(0), oy.eq(row)]
-        m.d.comb += exists.eq(row <= chain.last_row)
-    return exists
+class Axis:
+    """A tile along an axis, in registers: `at` its first index, its `extent`, and whether `more` is beyond it."""
+
+    def __init__(self, name: str, last: Value, most: Value) -> None:
+        self.at, self.extent = Signal(INDEX, name=f"o{name}"), Signal(held(name), name=f"tile_{name}")
+        self.beyond, self.more = Signal(INDEX + 1, name=f"beyond_{name}"), Signal(name=f"more_{name}")
+        self._last, self._most = last, most
+
+    def begin(self, m: Module) -> None:
+        """Begins with the first tile."""
+        self._enter(m, Const(0), self._last + 1)
+
+    def advance(self, m: Module) -> None:
+        """Moves on to the next tile, of which everything is known."""
+        self._enter(m, self.at + self._most, self.beyond)
+
+    def _enter(self, m: Module, at: Value, left: Value) -> None:
+        most = self._most
+        m.d.sync += [self.at.eq(at), self.extent.eq(Mux(most < left, most, left))]
+        m.d.sync += [self.beyond.eq(left - most), self.more.eq(left > most)]
+
+
+class Tile:
+    """The registers of a tile of a chain's map; tile after tile, row by row, as long as one `follows`."""
+
+    def __init__(self, chain: Any) -> None:
+        self.rows, self.columns = Axis("y", chain.last_row, chain.y), Axis("x", chain.last_column, chain.x)
+        self.follows = self.rows.more | self.columns.more
+
+    def begin(self, m: Module) -> None:
+        """Begins with the first tile."""
+        self.rows.begin(m)
+        self.columns.begin(m)
+
+    def advance(self, m: Module) -> None:
+        """Moves on to the next tile."""
+        with m.If(self.columns.more):
+            self.columns.advance(m)
+        with m.Else():
+            self.columns.begin(m)
+            self.rows.advance(m)

@@ -37,7 +37,7 @@ class SinglePort(wiring.Component):
             write.en.eq(self.write),
             write.data.eq(self.write_data),
             read.addr.eq(self.address),
-            read.en.eq(self.read & ~self.write.any()),
+            read.en.eq(self.read),
             self.read_data.eq(read.data),
         ]
         return m

@@ -29,27 +29,25 @@ class Quantiser(wiring.Component):
         super().__init__({"psum": In(signed(PSUM)), "scale": In(signed(BYTE)), "result": Out(signed(BYTE))})
 
     def elaborate(self, _platform: object) -> Module:
-        """The circuit: shifts, then rounds and saturates."""
+        """The circuit: shifts, to the left with saturation, then rounds and saturates what went to the right."""
         m = Module()
         left = Signal()
         amount = Signal(SHIFT)
         extended = Signal(signed(PSUM + 1))
         shifted = Signal(signed(PSUM + 1))
         rounded = Signal(signed(PSUM))
-        near = Signal(signed(BYTE))
+        near, lifted = Signal(signed(BYTE)), Signal(signed(BYTE))
         raised = Signal(signed(2 * BYTE))
-        reach = Signal(range(BYTE + 1))
+        reach, lifts = Signal(range(BYTE + 1)), Signal()
         m.d.comb += [
             left.eq(self.scale > 0),
             amount.eq(Mux(left, 0, -self.scale)),
             extended.eq(Cat(0, self.psum)),
             rounded.eq((shifted >> 1) + shifted[0]),
-            near.eq(saturated(rounded)),
+            near.eq(saturated(self.psum)),
+            reach.eq(Mux(self.scale >= BYTE, BYTE, self.scale[:4])),
             raised.eq(near << reach),
-            self.result.eq(saturated(raised)),
+            self.result.eq(Mux(lifts, lifted, saturated(rounded))),
         ]
-        m.d.sync += [
-            shifted.eq(extended >> amount),
-            reach.eq(Mux(left, Mux(self.scale >= BYTE, BYTE, self.scale[:4]), 0)),
-        ]
+        m.d.sync += [shifted.eq(extended >> amount), lifted.eq(saturated(raised)), lifts.eq(left)]
         return m

@@ -19,7 +19,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import DIMENSIONS, ORDER, PERMUTATIONS, C, H, W, runs_most
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, TILE, WORD
-from npuc.targets.easynpu.rtl.loader import next_tile
+from npuc.targets.easynpu.rtl.loader import Tile
 from npuc.targets.easynpu.rtl.words import Fields, address, address_bits, delayed
 
 DEPTH = 32
@@ -119,16 +119,15 @@ class Rearranger(wiring.Component):
         m.submodules.extents = extents = Divider(self.bits)
         m.submodules.reciprocals = reciprocals = Divider(self.bits + 1)
         turn, cycle, busy = Signal(range(len(ORDER) + 1)), Signal(range(self.bits + 5)), Signal()
-        first, ends, done, size = Signal(), Signal(), Signal(), Signal(self.bits)
+        first, ends, done, size, moved = Signal(), Signal(), Signal(), Signal(self.bits), Signal(self.bits)
         m.d.sync += first.eq(self.start)
         m.d.comb += [
             extents.start.eq(busy & (cycle == 0)),
             reciprocals.start.eq(extents.start),
             reciprocals.numerator.eq(1 << self.bits),
-            done.eq(cycle == self.bits + 3),
-            ends.eq(busy & (cycle == self.bits + 4)),
             self.begins.eq(ends & (turn == len(ORDER))),
         ]
+        m.d.sync += [done.eq(cycle == self.bits + 2), ends.eq(busy & done), moved.eq(size * extents.divisor)]
         with m.If(first):  # the word is there
             m.d.sync += [extent.eq(value) for extent, value in zip(self.extents, sizes, strict=True)]
             m.d.sync += [busy.eq(1), turn.eq(0), cycle.eq(0)]
@@ -140,18 +139,18 @@ class Rearranger(wiring.Component):
             parts, onto, minor, insert = self._split(dimension)
             with m.If(turn == number):
                 m.d.comb += [extents.numerator.eq(self.extents[dimension]), extents.divisor.eq(parts)]
+                old = Value.cast(Array(self.extents)[onto])
+                m.d.sync += size.eq(Mux(onto == dimension, extents.quotient, old))
                 with m.If(done):
-                    old = Value.cast(Array(self.extents)[onto])
                     m.d.sync += [
                         self.rest[dimension].eq(extents.quotient),
                         self.extents[dimension].eq(extents.quotient),
-                        size.eq(Mux(onto == dimension, extents.quotient, old)),
                     ]
                 with m.Elif(ends):
                     m.d.sync += [
                         self.divisor[dimension].eq(Mux(minor, parts, self.rest[dimension])),
                         self.factor[dimension].eq(Mux(insert, parts, size)),
-                        Array(self.extents)[onto].eq(size * parts),
+                        Array(self.extents)[onto].eq(moved),
                     ]
             with m.Elif(turn == number + 1):
                 m.d.comb += reciprocals.divisor.eq(self.divisor[dimension])
@@ -179,10 +178,11 @@ class Rearranger(wiring.Component):
         """Goes over the map's words as the chain does, tile by tile, and in a word from run to run."""
         chain, last_group = self.chain, self.chain.last_channel >> GROUP
         running, self.goes, self.under_way = Signal(), Signal(), Signal(range(DEPTH + 1))
-        oy, ox, oyi, oxi, group = Signal(INDEX), Signal(INDEX), Signal(TILE), Signal(TILE), Signal(GROUP)
+        tile, oyi, oxi, group = Tile(chain), Signal(TILE), Signal(TILE), Signal(GROUP)
         lane, within, at_group, after = (Signal(GROUP), *(Signal(len(self.run)) for _ in range(3)))
         lanes, left, length = Signal(range(LANES + 1)), Signal(len(self.run)), Signal(range(LANES + 1))
         row, column, word_ends, row_ends, tile_ends = Signal(INDEX), Signal(INDEX), Signal(), Signal(), Signal()
+        rest = Signal(range(LANES + 1))
         part = Signal(
             data.StructLayout(
                 {
@@ -198,13 +198,14 @@ class Rearranger(wiring.Component):
         )
         m.d.comb += [
             self.goes.eq(running & (self.under_way < DEPTH - 1)),
-            row.eq(oy + oyi),
-            column.eq(ox + oxi),
+            row.eq(tile.rows.at + oyi),
+            column.eq(tile.columns.at + oxi),
             lanes.eq(Mux(group == last_group, chain.last_channel[:GROUP] + 1, LANES)),
             left.eq(self.run - within),
-            length.eq(least(lanes - lane, left)),
-            word_ends.eq(lane + length == lanes),
-            after.eq(Mux(length == left, 0, within + length)),
+            rest.eq(lanes - lane),
+            word_ends.eq(rest <= left),
+            length.eq(Mux(word_ends, rest, left)),
+            after.eq(Mux(left <= rest, 0, within + length)),
             row_ends.eq((oxi + 1 == chain.x) | (column == chain.last_column)),
             tile_ends.eq(row_ends & ((oyi + 1 == chain.y) | (row == chain.last_row))),
         ]
@@ -218,8 +219,9 @@ class Rearranger(wiring.Component):
             part.last.eq(word_ends),
         ]
         with m.If(self.begins):
-            m.d.sync += [each.eq(0) for each in (oy, ox, oyi, oxi, group, lane, within, at_group)]
+            m.d.sync += [each.eq(0) for each in (oyi, oxi, group, lane, within, at_group)]
             m.d.sync += running.eq(1)
+            tile.begin(m)
         with m.Elif(self.goes):
             m.d.sync += [lane.eq(lane + length), within.eq(after)]
             with m.If(word_ends):
@@ -230,7 +232,8 @@ class Rearranger(wiring.Component):
                     m.d.sync += [oyi.eq(0), group.eq(group + 1), within.eq(after), at_group.eq(after)]
                     with m.If(group == last_group):
                         m.d.sync += [group.eq(0), within.eq(0), at_group.eq(0)]
-                        m.d.sync += running.eq(next_tile(m, chain, oy, ox))
+                        m.d.sync += running.eq(tile.follows)
+                        tile.advance(m)
         return part
 
     def _destination(self, m: Module, part: Any) -> Any:

@@ -47,8 +47,8 @@ def issue(machine: Machine) -> data.StructLayout:
 
 
 class Sequencer(wiring.Component):
-    """Runs a step: `start` takes over `step`, whose part was `next_part` in an earlier cycle; `busy` until its
-    last cycle is over, which `ends` announces.
+    """Runs a step: `step` is taken over if it is `ready` and no other goes on; its part was `next_part` in an
+    earlier cycle. `busy` until its last cycle is over, which `ends` announces.
 
     `issue` enters the pipeline, `operand_row` is the row whose second operand is read; AHEAD cycles later, `pad`
     are its entries of the ifmap pads, `operand` is the read, and `put` gives the destination of the next result,
@@ -69,7 +69,7 @@ class Sequencer(wiring.Component):
                 "write": In(1),
                 "write_stage": In(self.stages),
                 "stage": In(layouts.run_stage(machine)),
-                "start": In(1),
+                "ready": In(1),
                 "step": In(layouts.step(machine)),
                 "next_part": In(self.stages),
                 "busy": Out(1),
@@ -94,7 +94,8 @@ class Sequencer(wiring.Component):
         """The circuit."""
         m = Module()
         self.at, self.moves_on, self.is_last = Signal(self.stages), Signal(), Signal()
-        self.running = Signal(layouts.step(self.machine))
+        self.running, self.start = Signal(layouts.step(self.machine)), Signal()
+        m.d.comb += self.start.eq(self.ready & (self.ends | ~self.busy))
         shape = layouts.run_stage(self.machine)
         m.submodules.stages = stages = memory.Memory(shape=shape, depth=self.machine.itcm_words, init=[])
         write, first, fused = stages.write_port(), stages.read_port(), stages.read_port()
@@ -106,12 +107,12 @@ class Sequencer(wiring.Component):
             first.addr.eq(self.next_part),
             fused.addr.eq(self.at + 1),
         ]
+        self.writes_now, self.apart_now, self.single_now, self.scatters = (Signal() for _ in range(4))
+        self.blocks_now, self.from_source, self.free_now = Signal(), Signal(), Signal()
         with m.If(self.start):
-            m.d.sync += [self.at.eq(self.step.part), self.now.eq(first.data)]
-            m.d.sync += self.is_last.eq(self.step.part == self.chain.last_stage)
+            self._enter(m, self.step.part, first.data)
         with m.Elif(self.moves_on):
-            m.d.sync += [self.at.eq(self.at + 1), self.now.eq(fused.data)]
-            m.d.sync += self.is_last.eq(self.at + 1 == self.chain.last_stage)
+            self._enter(m, self.at + 1, fused.data)
         self._counters(m)
         self._batch(m)
         self._passes(m)
@@ -123,85 +124,124 @@ class Sequencer(wiring.Component):
         self._piece(m)
         return m
 
+    def _enter(self, m: Module, number: Value, stage: Any) -> None:
+        """Enters a word of the chain, with what its last pass needs in the first cycle."""
+        is_last = number == self.chain.last_stage
+        meets_copy = stage.stored & (stage.copy.memory == stage.operand.memory)
+        meets_target = is_last & (self.chain.target.memory == stage.operand.memory)
+        apart, scatters = stage.reads & (meets_copy | meets_target), self.chain.scattered & is_last
+        writes, from_source = stage.stored | is_last, stage.operand.memory == self.chain.source
+        m.d.sync += [
+            self.at.eq(number),
+            self.now.eq(stage),
+            self.is_last.eq(is_last),
+            self.writes_now.eq(writes),
+            self.from_source.eq(from_source),
+            self.blocks_now.eq((writes & ~apart) | (stage.reads & from_source)),
+            self.apart_now.eq(apart),
+            self.scatters.eq(scatters),
+            self.free_now.eq(~writes & ~stage.reads),
+            self.single_now.eq(~apart & (~scatters | (self.scattered_writes == 1))),
+        ]
+
     def _counters(self, m: Module) -> None:
         """The loops' counters, and the cycle's position in them."""
         rows, now = self.machine.pe_rows, self.now
-        self.own, self.wait = Signal(), Signal(range(FEEDBACK))
-        self.works = self.busy & (self.wait == 0)
+        self.own, self.works, self.wait = Signal(), Signal(), Signal(range(FEEDBACK))  # busy: works or waits
         self.kzi, self.hki, self.wki = Signal(GROUP), Signal(len(now.last_hk)), Signal(len(now.last_wk))
         self.ozi = Signal(GROUP)
         self.left, self.first_batch = Signal(len(self.step.positions)), Signal()
         self.psum = Signal(len(self.issue.psum))
         self.last_hk, self.last_wk, self.last_k = Signal(), Signal(), Signal()
         self.cycle = Signal(range(2 * LANES * rows + 2))
-        self.last_ozi, self.last_tap, self.final = Signal(GROUP), Signal(), Signal()
-        m.d.comb += [
-            self.last_ozi.eq(Mux(self.chain.dense, self.chain.last_channel >> GROUP, 0)),
-            self.last_tap.eq(self.last_k & self.last_hk & self.last_wk),
-            self.final.eq(~self.own | (self.running.last & self.last_tap)),
-        ]
+        self.last_ozi, self.in_last_ozi, self.last_tap, self.final = Signal(GROUP), Signal(), Signal(), Signal()
+        m.d.comb += self.last_ozi.eq(Mux(self.chain.dense, self.chain.last_channel >> GROUP, 0))
 
     def _batch(self, m: Module) -> None:
-        """The number of positions that enter together, and their cycles (schedule.Access.cycles)."""
+        """The number of positions that enter together, and their cycles (schedule.Access.cycles).
+
+        What happens in a batch's first cycle follows from registers of the word and of the pass; what happens in
+        another cycle is determined in the cycle before.
+        """
         rows, now = self.machine.pe_rows, self.now
         self.count, self.last_batch = Signal(range(rows + 1)), Signal()
         self.reads, self.writes, self.apart = Signal(), Signal(), Signal()
-        self.bubble, cycles = Signal(), Signal(len(self.cycle))
-        self.begin, self.end_batch = Signal(len(self.cycle)), Signal()
-        results = Signal(len(self.cycle))
-        meets_copy = now.stored & (now.copy.memory == now.operand.memory)
-        meets_target = self.is_last & (self.chain.target.memory == now.operand.memory)
-        self.scatters = Signal()
+        self.bubble, self.alone, cycles, later = Signal(), Signal(), Signal(len(self.cycle)), self.cycle + 1
+        begin, self.end_batch = Signal(len(self.cycle)), Signal()
+        results, one = Signal(len(self.cycle)), self.count == 1
         self.pieces = Mux(self.scatters, self.scattered_writes, 1)
         m.d.comb += [
-            self.scatters.eq(self.chain.scattered & self.is_last),
-            self.last_batch.eq(self.left <= rows),
             self.count.eq(Mux(self.last_batch, self.left, rows) if rows > 1 else 1),
             self.reads.eq(self.final & now.reads),
-            self.writes.eq(self.final & (now.stored | self.is_last)),
-            self.apart.eq(self.reads & self.writes & (meets_copy | meets_target)),
+            self.writes.eq(self.final & self.writes_now),
+            self.apart.eq(self.writes & self.apart_now),
             self.late.eq(self.is_last & self.reads & ~self.apart),
-            self.begin.eq(Mux(self.apart, self.count, 0)),
+            begin.eq(Mux(self.apart, self.count, 0)),
             results.eq(Mux(self.writes, self.count * self.pieces, 0)),
-            cycles.eq(largest(self.begin + largest(results, 1 + self.bubble), Mux(self.reads, self.count, 0))),
-            self.end_batch.eq(self.cycle + 1 == cycles),
+            cycles.eq(largest(begin + largest(results, 1 + self.bubble), Mux(self.reads, self.count, 0))),
         ]
-        self.writing = Signal()
-        m.d.comb += self.writing.eq((self.cycle >= self.begin) & (self.cycle < self.begin + results))
+        writing, reading = (later >= begin) & (later < begin + results), self.reads & (later < self.count)
+        first = {
+            "ends": ~self.bubble & (~self.final | self.free_now | (one & self.single_now)),
+            "writing": self.writes & ~self.apart_now,
+            "reading": self.reads,
+            "enters": ~self.reads | (one & ~self.apart),
+            "blocks": self.final & self.blocks_now,
+        }
+        following = {
+            "ends": later + 1 == cycles,
+            "writing": writing,
+            "reading": reading,
+            "enters": self.reads & (later == Mux(self.apart, self.count, self.count - 1)),
+            "blocks": writing | (reading & self.from_source),
+        }
+        self.opens, self.does = Signal(init=1), {}
+        for name, value in first.items():
+            kept = Signal(name=f"{name}_later")
+            m.d.sync += kept.eq(following[name])
+            self.does[name] = Mux(self.opens, value, kept)
+        m.d.comb += self.end_batch.eq(self.does["ends"])
 
     def _passes(self, m: Module) -> None:
         """Moves from batch to batch, ozi to ozi, pass to pass, word to word."""
         self.end_ozi, self.end_pass = Signal(), Signal()
         m.d.comb += [
             self.end_ozi.eq(self.end_batch & self.last_batch),
-            self.end_pass.eq(self.end_ozi & (self.ozi == self.last_ozi)),
+            self.end_pass.eq(self.end_ozi & self.in_last_ozi),
         ]
-        with m.If(self.wait != 0):
-            m.d.sync += self.wait.eq(self.wait - 1)
+        rows = self.machine.pe_rows
+        with m.If(self.busy & ~self.works):
+            m.d.sync += [self.wait.eq(self.wait - 1), self.works.eq(self.wait == 1)]
             m.d.comb += self.moves_on.eq(self.wait == 1)
-        with m.Elif(self.busy):
-            m.d.sync += self.cycle.eq(Mux(self.end_batch, 0, self.cycle + 1))
+        with m.If(self.works):
+            m.d.sync += [self.cycle.eq(Mux(self.end_batch, 0, self.cycle + 1)), self.opens.eq(self.end_batch)]
             with m.If(self.end_batch):
-                m.d.sync += self.first_batch.eq(self.last_batch)
-                m.d.sync += self.left.eq(
-                    Mux(self.last_batch, self.running.positions, self.left - self.machine.pe_rows)
-                )
+                m.d.sync += [
+                    self.first_batch.eq(self.last_batch),
+                    self.left.eq(Mux(self.last_batch, self.running.positions, self.left - rows)),
+                    self.last_batch.eq(Mux(self.last_batch, self.alone, self.left <= 2 * rows)),
+                ]
                 m.d.sync += self.psum.eq(Mux(self.end_pass, 0, self.psum + 1))
             with m.If(self.end_ozi):
                 m.d.sync += self.ozi.eq(Mux(self.end_pass, 0, self.ozi + 1))
+                m.d.sync += self.in_last_ozi.eq(self.last_ozi == Mux(self.in_last_ozi, 0, self.ozi + 1))
             with m.If(self.end_pass):
                 self._next_pass(m)
         with m.If(self.start):
-            m.d.sync += [self.running.eq(self.step), self.busy.eq(1), self.own.eq(1)]
+            m.d.sync += [self.running.eq(self.step), self.busy.eq(1), self.works.eq(1), self.own.eq(1)]
             m.d.sync += [self.kzi.eq(0), self.hki.eq(0), self.wki.eq(0)]
             m.d.sync += [self.left.eq(self.step.positions), self.first_batch.eq(1)]
             m.d.sync += [self.last_hk.eq(self.step.one_hk), self.last_wk.eq(self.step.one_wk)]
-            m.d.sync += self.last_k.eq(self.step.last_channel == 0)
-            m.d.sync += self.bubble.eq(
-                (self.step.positions <= self.machine.pe_rows)
-                & (self.last_ozi == 0)
-                & (not self.machine.psum_write_first)
-            )
+            last_k, alone = self.step.last_channel == 0, self.step.positions <= self.machine.pe_rows
+            single = self.last_ozi == 0
+            last_tap = self.step.one_hk & self.step.one_wk & last_k
+            m.d.sync += [
+                self.last_k.eq(last_k),
+                self.last_tap.eq(last_tap),
+                self.final.eq(self.step.last & last_tap),
+            ]
+            m.d.sync += [self.last_batch.eq(alone), self.alone.eq(alone), self.in_last_ozi.eq(single)]
+            m.d.sync += self.bubble.eq(alone & single & (not self.machine.psum_write_first))
 
     def _next_pass(self, m: Module) -> None:
         """Moves to the next pass: taps within channels, then the fused words, one pass each."""
@@ -211,22 +251,24 @@ class Sequencer(wiring.Component):
                 (self.hki, self.last_hk, self.now.last_hk),
                 (self.kzi, self.last_k, self.running.last_channel),
             )
-            carries = Const(1)
+            carries, last_tap = Const(1), Const(1)
             for index, last, most in steps:
+                after = Mux(last, most == 0, index + 1 == most)
                 with m.If(carries):
-                    m.d.sync += index.eq(Mux(last, 0, index + 1))
-                    m.d.sync += last.eq(Mux(last, most == 0, index + 1 == most))
+                    m.d.sync += [index.eq(Mux(last, 0, index + 1)), last.eq(after)]
+                last_tap = last_tap & Mux(carries, after, last)
                 carries = carries & last
+            m.d.sync += [self.last_tap.eq(last_tap), self.final.eq(self.running.last & last_tap)]
         with m.Elif(self.running.last & ~self.is_last):
-            m.d.sync += self.own.eq(0)
+            m.d.sync += [self.own.eq(0), self.final.eq(1)]
             swept = (self.psum + 1) << self.bubble
             with m.If(swept < FEEDBACK):
-                m.d.sync += self.wait.eq(FEEDBACK - swept)
+                m.d.sync += [self.wait.eq(FEEDBACK - swept), self.works.eq(0)]
             with m.Else():
                 m.d.comb += self.moves_on.eq(1)
         with m.Else():
             m.d.comb += self.ends.eq(1)
-            m.d.sync += self.busy.eq(0)
+            m.d.sync += [self.busy.eq(0), self.works.eq(0)]
 
     def _positions(self, m: Module) -> None:
         """The row and column in the tile of the position that each row of PEs takes."""
@@ -250,11 +292,10 @@ class Sequencer(wiring.Component):
         """The signals that enter the PEs."""
         out, now, running = self.issue, self.now, self.running
         group = Signal(GROUP)
-        begins = Mux(self.reads, Mux(self.apart, self.count, self.count - 1), 0)
         last = self.chain.last_channel
         m.d.comb += [
             group.eq(Mux(self.chain.dense, self.ozi, running.group)),
-            out.valid.eq(self.works & (self.cycle == begins)),
+            out.valid.eq(self.works & self.does["enters"]),
             out.psum.eq(self.psum),
             out.channel.eq(self.kzi),
             out.broadcast.eq(self.chain.dense),
@@ -292,7 +333,7 @@ class Sequencer(wiring.Component):
         return (y * now.xi + x + Mux(self.running.side, self.machine.ifmap_pad_entries, 0))[:bits]
 
     def _pad(self, m: Module, row: int) -> None:
-        """_pad_entry, in three cycles: products, sums, and the product with x'."""
+        """_pad_entry, in AHEAD cycles: products, sums, the product with x', and the sum."""
         now, bits = self.now, len(self.pad[row])
         products = (
             ("y", now.Sh * self.oyi[row]), ("x", now.Sw * self.oxi[row]),
@@ -300,8 +341,9 @@ class Sequencer(wiring.Component):
         )  # fmt: skip
         y, x, hk, wk = (delayed(m, value[:bits], 1, f"pad{row}_{name}") for name, value in products)
         y, x = delayed(m, (y + hk)[:bits], 1, f"pad{row}_row"), delayed(m, (x + wk)[:bits], 1, f"pad{row}_column")
-        xi, side = delayed(m, now.xi, 2, f"pad{row}_pitch"), delayed(m, self.running.side, 2, f"pad{row}_side")
-        entry = y * xi + x + Mux(side, self.machine.ifmap_pad_entries, 0)
+        xi, side = delayed(m, now.xi, 2, f"pad{row}_pitch"), delayed(m, self.running.side, 3, f"pad{row}_side")
+        y, x = delayed(m, (y * xi)[:bits], 1, f"pad{row}_words"), delayed(m, x, 1, f"pad{row}_along")
+        entry = y + x + Mux(side, self.machine.ifmap_pad_entries, 0)
         m.d.comb += self.pad[row].eq(delayed(m, entry[:bits], 1, f"pad{row}_entry"))
 
     def _control(self, m: Module, control: Any) -> None:
@@ -323,12 +365,12 @@ class Sequencer(wiring.Component):
         reading = Signal()
         y, x = self._walked(m, "operand", reading, Const(1))
         m.d.comb += [
-            reading.eq(self.works & self.reads & (self.cycle < self.count)),
+            reading.eq(self.works & self.does["reading"]),
             self.operand.valid.eq(delayed(m, reading, AHEAD, "reading")),
             self.operand.memory.eq(delayed(m, place.memory, AHEAD, "operand_memory")),
             self.operand.address.eq(self._address(m, "operand", place, y, x)),
             self.operand_row.eq(self.cycle),
-            self.blocked.eq(self.works & (self.writing | (reading & (place.memory == self.chain.source)))),
+            self.blocked.eq(self.works & self.does["blocks"]),
         ]
 
     def _piece(self, m: Module) -> None:
@@ -339,7 +381,7 @@ class Sequencer(wiring.Component):
         y, x = self._walked(m, "result", writing, whole)
         moving, scatters = self.moving, self.moving | self.scatters
         m.d.comb += [
-            writing.eq(self.works & self.writing),
+            writing.eq(self.works & self.does["writing"]),
             whole.eq(turn + 1 == self.pieces),
             self.puts.eq(moving | (writing & ~done)),
             self.put.eq(delayed(m, self.puts, AHEAD, "put")),
@@ -366,8 +408,13 @@ class Sequencer(wiring.Component):
             m.d.sync += [turn.eq(0), done.eq(0)]
 
     def _address(self, m: Module, name: str, place: Any, y: Value, x: Value) -> Value:
-        row, column = self.running.oy + y, self.running.ox + x
-        return address(m, self.machine, name, place, row, column, self.of_group)
+        terms = (("oy", self.running.oy), ("y", y), ("ox", self.running.ox), ("x", x))
+        oy, y, ox, x = (delayed(m, each, AHEAD - 3, f"{name}_{part}") for part, each in terms)
+        place, group = (
+            delayed(m, place, AHEAD - 3, f"{name}_place"),
+            delayed(m, self.of_group, AHEAD - 3, f"{name}_of"),
+        )
+        return address(m, self.machine, name, place, oy + y, ox + x, group)
 
     def _walked(self, m: Module, name: str, goes_on: Value, whole: Value) -> tuple[Value, Value]:
         """The row and column in the tile of the position whose word is transferred; rows of PEs take turns."""

@@ -437,8 +437,10 @@ class _Module:
         name, data = self._new(f"{wanted}_words"), memory._data
         width, depth = Value.cast(memory._read_ports[0]._data).shape().width, data.depth
         index = f"{name}_index"
-        lines = [
-            f"  logic [{width - 1}:0] {name} [0:{depth - 1}];",
+        registered = [port for port in memory._read_ports if port._domain != "comb"]
+        unlike = registered and not any(port._transparent_for for port in registered)
+        lines = [  # a word that is written is not read in that cycle, or what is read is not used
+            f"  {'(* no_rw_check *) ' if unlike else ''}logic [{width - 1}:0] {name} [0:{depth - 1}];",
             f"  initial for (int {index} = 0; {index} < {depth}; {index}++)"
             f" {name}[{index}] = {_constant(0, width)};",
         ]

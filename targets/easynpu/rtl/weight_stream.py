@@ -13,11 +13,11 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
-from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, WORD
-from npuc.targets.easynpu.rtl.loader import next_tile
+from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
+from npuc.targets.easynpu.rtl.loader import Tile
 from npuc.targets.easynpu.rtl.words import index_bits
 
-UNDER_WAY = 4
+UNDER_WAY = 5
 """Words between request and pads, for which there is room in addition to the pads."""
 
 
@@ -56,7 +56,7 @@ class WeightStream(wiring.Component):
         blocks = memory.Memory(shape=layouts.weight_block(self.machine), depth=self.machine.itcm_words, init=[])
         m.submodules.blocks = blocks
         write = blocks.write_port()
-        read = blocks.read_port(transparent_for=(write,))  # the last may be written as the first is fetched
+        read = blocks.read_port()
         count, at, following = Signal(bits + 1), Signal(bits), Signal(bits)
         m.d.comb += [
             write.en.eq(self.write),
@@ -77,15 +77,15 @@ class WeightStream(wiring.Component):
         """The FIFO, with room for the words in transit."""
         m.submodules.pads = pads = fifo.SyncFIFOBuffered(width=WORD, depth=self.depth)
         self.free = Signal()
-        arriving = Signal()
+        self.requests, arriving = Signal(), Signal()
         starved = Signal()
-        m.d.sync += arriving.eq(self.read)
+        m.d.sync += [self.read.eq(self.requests), arriving.eq(self.read)]
         m.d.comb += [
             pads.w_en.eq(arriving),
             pads.w_data.eq(self.word),
             pads.r_en.eq(self.take),
             self.weights.eq(pads.r_data),
-            self.free.eq(pads.level + arriving < self.depth - 1),
+            self.free.eq(pads.level + arriving + self.read < self.depth - 1),
             self.starved.eq(starved),
         ]
         with m.If(self.take & ~pads.r_rdy):
@@ -95,16 +95,17 @@ class WeightStream(wiring.Component):
         """Fetches a word per cycle while there is room."""
         chain, running = self.chain, Signal()
         within, group = Signal(len(block.count)), Signal(GROUP)
-        oy, ox = Signal(INDEX), Signal(INDEX)
+        tile = Tile(chain)
         skipped = Mux(chain.dense, 0, group * block.count)
         m.d.comb += [
-            self.read.eq(running & self.free),
-            self.address.eq((block.base + within + skipped)[: len(self.address)]),
+            self.requests.eq(running & self.free),
         ]
+        m.d.sync += self.address.eq((block.base + within + skipped)[: len(self.address)])
         with m.If(self.start):
             m.d.comb += following.eq(0)
-            m.d.sync += [running.eq((count != 0) | self.write), within.eq(0), group.eq(0), oy.eq(0), ox.eq(0)]
-        with m.Elif(self.read):
+            m.d.sync += [running.eq(count != 0), within.eq(0), group.eq(0)]
+            tile.begin(m)
+        with m.Elif(self.requests):
             m.d.sync += within.eq(within + 1)
             with m.If(within + 1 == block.count):
                 m.d.sync += within.eq(0)
@@ -116,4 +117,5 @@ class WeightStream(wiring.Component):
                         m.d.sync += group.eq(group + 1)
                     with m.Else():
                         m.d.sync += group.eq(0)
-                        m.d.sync += running.eq(next_tile(m, chain, oy, ox))
+                        m.d.sync += running.eq(tile.follows)
+                        tile.advance(m)

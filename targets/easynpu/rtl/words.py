@@ -60,7 +60,7 @@ def delayed(m: Module, value: Value, cycles: int, name: str) -> Any:
 
 
 def address(m: Module, machine: Machine, name: str, place: Any, row: Value, column: Value, group: Value) -> Value:
-    """The address of a map's word, AHEAD cycles later: its factors, their products, and the sum in registers.
+    """The address of a map's word, three cycles later: its factors, their products, and the sum in registers.
 
     Modulo the address width, which preserves every address inside a memory.
     """
