@@ -45,6 +45,11 @@ FORMS = {
         "c = Conv <pads=[1, 1, 1, 1]> (x, k)\n p = MaxPool <kernel_shape=[1, 1]> (c)\n"
         "t = Transpose <perm=[0, 2, 3, 1]> (p)\n g = Reshape(t, tokens)\n y = MatMul(g, w)",
     ),
+    "tokens' features": (
+        (4, 6, 16),
+        (4, 6, 16),
+        "c = MatMul(x, w)\n a = Add(c, b)\n e = Sigmoid(a)\n y = MatMul(e, turned)",
+    ),
     "much padding": (IMAGE, (1, 16, 60, 22), "c = Conv <pads=[20, 3, 18, 1]> (x, k)\n y = Relu(c)"),
     "padding of unsigned maps": (
         (5, *IMAGE[1:]),
@@ -165,6 +170,13 @@ def test_the_vendors_model_gives_the_same_values(form: str) -> None:
     x, found = _form(form)[1], _compiled(form)
     theirs = running.run_batches(found.target.runner(found.program, "vendor"), found.samples({"x": x}))
     np.testing.assert_array_equal(theirs["y"], found.run({"x": x})["y"])
+
+
+def test_a_function_between_two_products_moves_nothing() -> None:
+    """As onnxruntime's rows it needed three Transposes of the map between them."""
+    found = _compiled("tokens' features")
+    calls = [each["text"].partition("(")[0] for each in found.target.listing(found.program)]
+    assert [each for each in calls if each.endswith(("L2S", "S2S"))] == ["okk_gdma_32bit_cpy_L2S"]
 
 
 REFUSED = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,6 +40,7 @@ PRINTED = {
     "bool": 'printf(" %d", a{i});',
     "float": 'printf(" =%08x", ((x32){{.fp32 = a{i}}}).u32);',
     "x32": 'printf(" =%08x", a{i}.u32);',
+    "npuc_ids *": "(void)a{i};",
 }
 """How an argument of C is written as in a table, by its type."""
 MAIN = """
@@ -59,8 +61,9 @@ int main(void)
 
 FIRMWARE = """\
 #include "okk.h"
-static inline void npuc_parallel_start(void) { okk_parallel_start(); }
-static inline void npuc_parallel_end(void) { okk_parallel_end(); }
+typedef struct { int words[64]; } npuc_ids;
+static inline void npuc_parallel_start(npuc_ids *ids) { (void)ids; okk_parallel_start(); }
+static inline void npuc_parallel_end(npuc_ids *ids) { (void)ids; okk_parallel_end(); }
 """
 """In place of the header of the firmware's functions, whose calls are written down as those of the interface."""
 
@@ -147,6 +150,27 @@ def test_the_exported_c_of_a_network_makes_exactly_the_calls_of_its_table(
     code = _code(program).decode()
     shared = ("for (int i = 0;", "static const int each[", "_at[0])", "load(to, ")
     assert name != "mobilenet_v2" or all(each in code for each in shared)
+    assert max(map(len, code.splitlines())) <= 120
+    assert _static_data(tmp_path) == []
+
+
+def _static_data(folder: Path) -> list[str]:
+    """Variables outside the stack in a kernel's object: the firmware's data memory has no room for them."""
+    if shutil.which("nm") is None:
+        pytest.skip("no nm on the path")
+    flags = [
+        "-std=c99",
+        "-O2",
+        "-I",
+        str(simulator.MODEL),
+        "-c",
+        str(folder / "kernel.c"),
+        "-o",
+        str(folder / "k.o"),
+    ]
+    subprocess.run([simulator.compiler(), *flags], check=True)
+    symbols = subprocess.run(["nm", str(folder / "k.o")], capture_output=True, text=True, check=True).stdout
+    return re.findall(r" [bBdDC] \w+", symbols)
 
 
 def test_a_table_is_read_back_as_it_was_written(small: Program) -> None:

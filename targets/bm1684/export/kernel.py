@@ -73,7 +73,27 @@ def device_code(program: Program, contents: Contents, cycles: int) -> str:
     parts = [_head(contents, contents.machine, cycles), _enumeration(list(places.definitions())), copies.text()]
     parts += [each.text for each in made]
     parts.append(_main(contents.kernel, {number: call for each in made for number, call in each.calls.items()}))
-    return "\n".join(part for part in parts if part)
+    return wrapped("\n".join(part for part in parts if part))
+
+
+WIDEST = 120
+"""The most characters of a line."""
+
+
+def wrapped(code: str) -> str:
+    """C without string literals, its long lines broken at spaces, those of a macro kept."""
+    return "\n".join(part for line in code.splitlines() for part in _broken(line)) + "\n"
+
+
+def _broken(line: str) -> Iterator[str]:
+    indent = line[: len(line) - len(line.lstrip())] + INDENT
+    while len(line) > WIDEST and not line.startswith("#"):
+        at = line.rfind(" ", len(indent) + 1, WIDEST + 1)
+        if at < 0:
+            break
+        yield line[:at].rstrip()
+        line = indent + line[at + 1 :].lstrip()
+    yield line
 
 
 def _head(contents: Contents, machine: Machine, cycles: int) -> str:
@@ -235,9 +255,10 @@ def _lines(
     region: CallRegion, calls: Sequence[Instruction], places: _BufferConstants, copies: _Copies, title: str
 ) -> Iterator[str]:
     """The statements of a region; consecutive copies become one call of `load`."""
-    kind = "npuc" if any(call.call.name.startswith(FIRMWARE) for call in calls) else "okk"
+    firmware = any(call.call.name.startswith(FIRMWARE) for call in calls)
+    bound = "npuc_parallel_{}(&ids);" if firmware else "okk_parallel_{}();"
     if region.parallel:
-        yield f"{kind}_parallel_start();"
+        yield bound.format("start")
     for is_row, group in groupby(calls, key=_may_be_row):
         if is_row:
             rows = list(group)
@@ -246,9 +267,18 @@ def _lines(
                 copies.add(each, places.writer(each.region))
             yield f"load(to, {first}, {len(rows)});"
         else:
-            yield from (f"{call_text(each.call, places.writer(each.region))};" for each in group)
+            yield from (_statement(each.call, places.writer(each.region)) for each in group)
     if region.parallel:
-        yield f"{kind}_parallel_end();"
+        yield bound.format("end")
+
+
+COUNTED = "bdc_fix8b_"
+"""The prefix of calls that get the layer's command counters."""
+
+
+def _statement(call: Call, write: Callable[[Position], str]) -> str:
+    text = call_text(call, write)
+    return f"{text.replace('(', '(&ids, ', 1) if call.name.startswith(COUNTED) else text};"
 
 
 def functions(made: Sequence[_LayerLines]) -> list[_LayerFunction]:
@@ -308,7 +338,8 @@ def _function(comment: str, declared: str, lines: Sequence[str]) -> str:
     used = any("SYSTEM(" in line or "load(to" in line for line in lines)
     body = "\n".join(f"{INDENT}{line}" for line in lines)
     unused = "" if used else f"{INDENT}(void)to;\n"
-    return f"{comment}\nstatic void {declared}\n{{\n{unused}{body}\n}}\n"
+    counters = f"{INDENT}npuc_ids ids;\n" if "(&ids" in body else ""
+    return f"{comment}\nstatic void {declared}\n{{\n{counters}{unused}{body}\n}}\n"
 
 
 LONGEST = 40

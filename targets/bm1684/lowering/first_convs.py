@@ -25,9 +25,6 @@ from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
 
-MOST_CHANNELS = 64
-"""Channels of an image that is loaded so: as many as there are NPUs."""
-
 
 @frozen
 class Spread:
@@ -71,13 +68,16 @@ class Spread:
 
 
 def strips(lo: Lowering, node: Node, form: ConvForm, out: Dim4) -> Iterator[tuple[ConvForm, Tensor, int, int]]:
-    """The convolution, the image, and the first row and rows of the result of every strip. out: the result."""
+    """The convolution, the image, and the first row and rows of the result of every strip. out: the result.
+
+    The image has at most as many channels as there are NPUs.
+    """
     view = lo.view(node.inputs[0])
     ways: list[tuple[tuple[int, int], int, Spread]] = []
     most = form.window.kernel[1] if form.window.dilations[1] == 1 else 1
     for by, copies in product(folds(form, view), range(1, most + 1)):
         made = Spread.of(fold(form, by), copies, out)
-        if made.form.weights.shape[1] <= MOST_CHANNELS or (by, copies) == (1, 1):
+        if made.form.weights.shape[1] <= lo.machine.npus or (by, copies) == (1, 1):
             ways.append((made.cost(Dim4(*folded_view(view, by).shape), out, lo.machine), by, made))
     _, by, spread = min(ways, key=lambda way: (way[0], way[1], way[2].copies))
     view = folded_view(view, by)

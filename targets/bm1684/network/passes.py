@@ -14,7 +14,9 @@ from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import AXES, AXIS, PERM, SIDES
 from npuc.passes.cleanup.boundary_moves import move_as_floats
 from npuc.passes.cleanup.clutter import fold_constants
+from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from npuc.passes.cleanup.pads import SplitPads
+from npuc.passes.cleanup.sink_reshapes import sink_below_function
 from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.averages import split_average_borders
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
@@ -55,8 +57,14 @@ WINDOWS = ("Conv", "ConvTranspose", *POOLS)
 
 
 def rows_to_pixels(graph: Graph) -> Graph:
-    """Products with constant matrices become convolutions whose pixels are the rows; those of images are split."""
-    return products_to_convs(SplitBatch(IMAGES)(graph)) if _one_image(graph) else graph
+    """Products with constant matrices become convolutions whose pixels are the rows; those of images are split.
+
+    A function between two products is computed on the pixels as well, without movements.
+    """
+    if not _one_image(graph):
+        return graph
+    pixels = eliminate_transposes(products_to_convs(SplitBatch(IMAGES)(graph)))
+    return rewrite(pixels, sink_below_function, *TIDY)
 
 
 def tensors_to_images(graph: Graph) -> Graph:

@@ -147,8 +147,12 @@ def filling(
     return found
 
 
-EVEN = 1e-3
-"""The most noise, relative to its weights' energy, that one step for all weights may add to the median channel."""
+EVEN = 1e-2
+"""The most noise, relative to its weights' energy, that one step for all weights may add to the median channel.
+
+This exchanges accuracy for cycles. PP-LCNet: 45.7 dB in 222,669 cycles if no layer is computed in two, 46.2 in
+227,337 with this limit, 51.8 in 295,518 with a tenth of it (onnxruntime's static int8: 44.3 dB).
+"""
 
 
 def even(graph: Graph, node: Node) -> bool:

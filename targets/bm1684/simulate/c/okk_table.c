@@ -40,6 +40,7 @@ static struct {
     const uint64_t *addresses;
     int count;
 } state;
+static npuc_ids ids;
 
 _Noreturn static void malformed(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void malformed(const char *format, ...)
@@ -194,9 +195,15 @@ CALLS
 #define CALL(name, kinds, ...)                                                                                \
     static void call_##name(const struct value *v)                                                            \
     {                                                                                                         \
-        npuc_##name(__VA_ARGS__);                                                                             \
+        npuc_##name(&ids, __VA_ARGS__);                                                                       \
     }
 FIX8B_CALLS
+#undef CALL
+#define CALL(name, kinds, ...)                                                                                \
+    static void call_##name(const struct value *v)                                                            \
+    {                                                                                                         \
+        npuc_##name(__VA_ARGS__);                                                                             \
+    }
 TABLES
 #undef CALL
 
@@ -257,9 +264,9 @@ static void carry_out(char *line)
         values[count++] = value(word);
     }
     if (strcmp(name, "parallel_start") == 0 && count == 0)
-        npuc_parallel_start();
+        npuc_parallel_start(&ids);
     else if (strcmp(name, "parallel_end") == 0 && count == 0)
-        npuc_parallel_end();
+        npuc_parallel_end(&ids);
     else if (strcmp(name, "layer") != 0)
         make(name, values, count);
     else if (count != 1 || values[0].kind != 'i')
