@@ -130,7 +130,7 @@ def _names(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _listed(value: str | Sequence[str]) -> tuple[str, ...]:
+def _split_names(value: str | Sequence[str]) -> tuple[str, ...]:
     """Names, or a text of names with commas between them."""
     return tuple(value.split(",")) if isinstance(value, str) else tuple(value)
 
@@ -158,7 +158,7 @@ def _table(value: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
     return table_of(value)
 
 
-def _mixed(value: bool | str) -> bool:
+def _parse_mixed(value: bool | str) -> bool:
     if isinstance(value, str) and value not in CHOICES["mixed"]:
         raise ValueError(f"mixed is '{value}'.{closest(value, CHOICES['mixed'])} It is one of off, auto")
     return value if isinstance(value, bool) else value == "auto"
@@ -178,10 +178,10 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "layer": _layers,
     "allow": _names,
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),
-    "inputs": _listed,
+    "inputs": _split_names,
     "scales_in": _table,
-    "outputs": _listed,
-    "mixed": _mixed,
+    "outputs": _split_names,
+    "mixed": _parse_mixed,
     "prefix": identifier,
     "input": described,
 }

@@ -302,7 +302,7 @@ def expect_replaceable(directory: Path, *, force: bool = False) -> None:
 
     The folder that npuc runs in, and those around it, are not replaced even with force.
     """
-    if not _occupied(directory):
+    if not _is_occupied(directory):
         return
     if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
         reason, remedy = "holds the working folder", "choose another name with -o"
@@ -322,12 +322,12 @@ def save_files(files: Mapping[str, bytes], directory: Path) -> None:
 
     Raises ArtefactError: E505 if the folder is not empty, E506 if the system refuses.
     """
-    if _occupied(directory) and not _is_empty(directory):
+    if _is_occupied(directory) and not _is_empty(directory):
         raise ArtefactError("E505", f"'{directory}' exists and is not empty", remedy="choose a new folder with -o")
     _write(directory, files)
 
 
-def _occupied(directory: Path) -> bool:
+def _is_occupied(directory: Path) -> bool:
     """Whether something exists there. Raises ArtefactError (E506) for a name that the system does not accept."""
     try:
         return directory.exists()
@@ -470,7 +470,7 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
             remedy=REMEDIES["E502"],
         )
     if not _intact(manifest):
-        _modified(MANIFEST, "it does not match its seal", allow_modified)
+        _check_modified(MANIFEST, "it does not match its seal", allow_modified)
     if not _lists_files(manifest):
         raise damaged("it has no table of files")
     if "report" in manifest:
@@ -525,16 +525,16 @@ def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modifie
         path = _place(directory, name, expected["sha256"])
         if not allow_modified and path.stat().st_size != expected["bytes"]:  # excludes devices, too
             size = path.stat().st_size
-            _modified(name, f"it has {size} bytes, {expected['bytes']} were written", allow_modified)
+            _check_modified(name, f"it has {size} bytes, {expected['bytes']} were written", allow_modified)
         data = _content(path)
     except (FileNotFoundError, ValueError):  # ValueError: an invalid file name
         raise ArtefactError("E502", f"{name!r} is missing") from None
     except OSError as error:
         raise ArtefactError("E502", f"{name!r} cannot be read: {error.strerror or error}") from None
     if len(data) != expected["bytes"]:
-        _modified(name, f"it has {len(data)} bytes, {expected['bytes']} were written", allow_modified)
+        _check_modified(name, f"it has {len(data)} bytes, {expected['bytes']} were written", allow_modified)
     elif sha256(data) != expected["sha256"]:
-        _modified(name, "it does not match its sha256", allow_modified)
+        _check_modified(name, "it does not match its sha256", allow_modified)
     return data
 
 
@@ -546,7 +546,7 @@ def _place(directory: Path, name: str, digest: str) -> Path:
     return above.parent / SHARED / digest / own.name
 
 
-def _modified(name: str, reason: str, allow_modified: bool) -> None:
+def _check_modified(name: str, reason: str, allow_modified: bool) -> None:
     if not allow_modified:
         raise ArtefactError(
             "E502",

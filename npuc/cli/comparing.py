@@ -13,7 +13,7 @@ from npuc.cli.options import (
     TargetChoice,
     TargetCommand,
     artefact_options,
-    asked,
+    parse_options,
     calibration_option,
     data_option,
     format_options,
@@ -26,7 +26,7 @@ from npuc.cli.options import (
     target_flags,
     target_option,
 )
-from npuc.cli.output import PATH, Artefact, answer, note, opened, print_json, say, verbose, working
+from npuc.cli.output import PATH, Artefact, answer, note, open_artefact, print_json, say, verbose, working
 from npuc.flag import SYNTHETIC
 from npuc.text.escaping import shown
 from npuc.text.terminal import closest
@@ -68,7 +68,7 @@ def diff(
     from npuc.reports.difference import difference
     from npuc.storage.files import replacing
 
-    pair = opened(first, allow_modified), opened(second, allow_modified)
+    pair = open_artefact(first, allow_modified), open_artefact(second, allow_modified)
     with showing(first):
         report = difference(*((each.program, each.target) for each in pair))
     if model is not None and not data:
@@ -276,7 +276,7 @@ def sweep(
     chosen = _costs(grid, costs)
     files = tuple(each if str(each) == SYNTHETIC else each.absolute() for each in calibration)
     subject = ComparedModel(model.absolute(), shapes, files)
-    options = asked(find(target), strict=strict, **flags)
+    options = parse_options(find(target), strict=strict, **flags)
     with working("sweeping") as bar:
         bar.begin("compiling for every machine", len(grid.points()))
         report = swept(subject, grid, options, chosen, jobs or os.cpu_count() or 1, scheduler, bar.advance)

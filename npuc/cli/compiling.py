@@ -12,7 +12,7 @@ from npuc.cli.completing import NODES, PASSES
 from npuc.cli.options import (
     SuggestingChoice,
     TargetCommand,
-    asked,
+    parse_options,
     bind_option,
     calibration_option,
     cut_options,
@@ -124,7 +124,7 @@ def compile_command(
 
     kind = find(target)
     tried: list[Trial] = []
-    options = replace(asked(kind, **flags), notify=tried.extend)
+    options = replace(parse_options(kind, **flags), notify=tried.extend)
     _expect_passes(kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []
     more = verbose()
@@ -248,7 +248,7 @@ def check(
     from npuc.target import Request
 
     kind = find(target)
-    options = asked(kind, strict=strict, **flags)
+    options = parse_options(kind, strict=strict, **flags)
     with part_of(Request(model, kind, options, shapes=shapes)) as (request, _):
         survey = survey_of(request)
     found = survey.reasons

@@ -36,19 +36,19 @@ QUIET, VERBOSE = f"{__name__}.quiet", f"{__name__}.verbose"
 """Keys of a context's metadata: whether -q was given, and how often -v."""
 
 
-def _asked(key: str) -> int:
+def _level(key: str) -> int:
     ctx = click.get_current_context(silent=True)
     return ctx.meta.get(key, 0) if ctx else 0
 
 
 def quiet() -> bool:
     """Whether only errors are printed, and what other programs read."""
-    return bool(_asked(QUIET))
+    return bool(_level(QUIET))
 
 
 def verbose() -> int:
     """How much more is printed: 0, 1 with -v, 2 with -vv."""
-    return _asked(VERBOSE)
+    return _level(VERBOSE)
 
 
 def working(label: str) -> AbstractContextManager[Progress]:
@@ -93,7 +93,7 @@ def answer(report: Mapping[str, Any], text: str, as_json: bool) -> None:
         say(text)
 
 
-def written(output: Path, content: bytes, as_json: bool, more: str = "", **told: object) -> None:
+def write_output(output: Path, content: bytes, as_json: bool, more: str = "", **told: object) -> None:
     """Writes a command's file, and prints its path, its size and what else the command tells: as text or JSON."""
     from npuc.storage.files import replacing
 
@@ -176,7 +176,7 @@ class Artefact:
 
         return samples_of(self.program, data)
 
-    def verified(self, model: Path, samples: Samples, chip_model: str = "own") -> dict[str, Any]:
+    def verify(self, model: Path, samples: Samples, chip_model: str = "own") -> dict[str, Any]:
         """The report of `npuc verify` by the default criterion, with the errors of every layer."""
         from npuc.verification.checking import verify
         from npuc.verification.criterion import criterion
@@ -188,7 +188,7 @@ class Artefact:
         )  # fmt: skip
 
 
-def opened(path: Path, allow_modified: bool) -> Artefact:
+def open_artefact(path: Path, allow_modified: bool) -> Artefact:
     """An artefact with a single program; modified files are named on stderr.
 
     Raises ArtefactError (E508) for an artefact with several programs.

@@ -15,7 +15,16 @@ from npuc.cli.options import (
     labels_option,
     removed_options,
 )
-from npuc.cli.output import PATH, Artefact, announce_left_out, announce_synthetic, answer, opened, verbose, working
+from npuc.cli.output import (
+    PATH,
+    Artefact,
+    announce_left_out,
+    announce_synthetic,
+    answer,
+    open_artefact,
+    verbose,
+    working,
+)
 from npuc.text.escaping import shown, terminal
 
 if TYPE_CHECKING:
@@ -76,7 +85,7 @@ def run(
     if not data:
         raise click.UsageError("Missing option '--data'.")
     artefact = chosen(artefact, data, allow_modified=allow_modified)
-    found = opened(artefact, allow_modified)
+    found = open_artefact(artefact, allow_modified)
     program, target = found.program, found.target
     expect_chip_model(target, chip_model)
     if integer:
@@ -106,7 +115,7 @@ def run(
     lines = [] if cycles is None else [f"{summaries.count(cycles)} cycles a sample"]
     if output is not None:
         lines += [f"{terminal(name)}: {shape} -> {output}" for name, shape in shapes.items()]
-    lines += _answered(files, said)
+    lines += _answer_lines(files, said)
     told = [{"sample": str(files[at]) if files else at, **each} for at, each in enumerate(said)]
     where = None if output is None else str(output)
     report = {"status": "ok", "output": where, "samples": len(samples), "outputs": shapes, **counts}
@@ -117,7 +126,7 @@ ANSWERED = 20
 """The most samples whose answers are printed; -v prints all, as --json does."""
 
 
-def _answered(files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> list[str]:
+def _answer_lines(files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> list[str]:
     """The lines of what the first samples say."""
     from npuc.verification.answers import as_text
 
@@ -206,7 +215,7 @@ def verify(
     from npuc.verification.criterion import tolerance as tolerance_of
 
     artefact = chosen(artefact, data, allow_modified=allow_modified)
-    subject = opened(artefact, allow_modified)
+    subject = open_artefact(artefact, allow_modified)
     program, target = subject.program, subject.target
     expect_chip_model(target, chip_model)
     if dump is not None:
@@ -214,7 +223,7 @@ def verify(
     model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
     samples = _samples(subject, data, count)
     if dump is not None:
-        return _dumped(model, subject, samples, dump, as_json)
+        return _compare_dumps(model, subject, samples, dump, as_json)
     with working("verifying") as bar:
         bar.begin("what rounding allows")
         tolerance = tolerance_of(model, program, samples, min_sqnr, min_cosine)
@@ -225,12 +234,12 @@ def verify(
         if bisect:
             bar.begin("finding the first difference")
             folder = output or Path(f"{artefact.stem}.bisect")
-            report["bisect"] = _bisected(model, subject, samples, report, folder)
+            report["bisect"] = _bisect(model, subject, samples, report, folder)
     answer(report, summaries.verified(shown(report), tolerance), as_json)
     return 0 if report["status"] == "ok" else 1
 
 
-def _bisected(
+def _bisect(
     model: Path, artefact: Artefact, samples: Samples, report: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
     """The first difference or the largest loss, and the files that reproduce it."""
@@ -266,7 +275,7 @@ def _expect_comparable(program: Program, *, bisect: bool) -> None:
         raise click.UsageError(f"--dump compares integers bit by bit; the program computes in {program.precision}")
 
 
-def _dumped(model: Path, artefact: Artefact, samples: Samples, folder: Path, as_json: bool) -> int:
+def _compare_dumps(model: Path, artefact: Artefact, samples: Samples, folder: Path, as_json: bool) -> int:
     """Compares dumps from hardware with the integer network; returns the exit code."""
     from dataclasses import asdict
 

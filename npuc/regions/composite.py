@@ -145,13 +145,13 @@ class Composite:
                 return self.inner.memory_annotations(part, file)
         return ()
 
-    def assembled(self, program: Program, listing: Path) -> Program:
+    def assemble(self, program: Program, listing: Path) -> Program:
         """Not supported: a listing has the words of one part."""
         paths = ", ".join(step.path for step, _ in _parts(program))
         reason = f"'{listing}' is for one program, and this one has parts of its own"
         raise ArtefactError("E504", reason, limit=paths, remedy="dump and assemble a part: --images OUT/PART")
 
-    def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
+    def export(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
         """The files of every part in its folder, the regions as ONNX models, and steps.json with their order.
 
         In C, regions are functions as well. Errors name the part's path and the regions'.
@@ -184,7 +184,7 @@ def _part_exported(
 ) -> dict[str, bytes]:
     """The files of a part. Errors name its path and those of the regions around it."""
     try:
-        return inner.exported(part, *form)
+        return inner.export(part, *form)
     except NpucError as error:
         where = f"{step.path}, between {', '.join(regions)}"
         raise type(error).of(replace(each, reason=f"{where}: {each.reason}") for each in error.problems) from error

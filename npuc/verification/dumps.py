@@ -134,7 +134,7 @@ def _files(folder: Path, kinds: Mapping[str, str]) -> Iterator[tuple[str, Path]]
 
 def _stored(program: Program, target: Target, tensor: str, path: Path) -> Stored:
     """A tensor's layout in the machine's memory. Raises ArtefactError (E508) if it is never whole in memory."""
-    found = target.stored(program, tensor)
+    found = target.storage_of(program, tensor)
     if found is None:
         reason = f"'{path.name}' is to be read as the machine has it, but its memory never holds the whole tensor"
         remedy = "write the elements row-major, as .bin or .npy"

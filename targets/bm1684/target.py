@@ -131,9 +131,7 @@ class Bm1684(Target):
         }
         return Program({**manifest, **signature(graph)}, Files(files), evidence(quantised))
 
-    def quantised(
-        self, graph: Graph, samples: Samples, options: Options
-    ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
+    def quantise(self, graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The integer network of --precision int8, and the trials made to improve it."""
         from npuc.targets.bm1684.network import fixed
 
@@ -159,7 +157,7 @@ class Bm1684(Target):
         """The call that computes an element."""
         return origin(program, tensor, element)
 
-    def stored(self, program: Program, tensor: str) -> Stored | None:
+    def storage_of(self, program: Program, tensor: str) -> Stored | None:
         """The words of a tensor in system memory."""
         from npuc.targets.bm1684.program.view import stored
 
@@ -171,7 +169,7 @@ class Bm1684(Target):
 
         return memory_annotations(program, name)
 
-    def exported(  # (as Target)
+    def export(  # (as Target)
         self,
         program: Program,
         form: str,  # noqa: ARG002

@@ -393,7 +393,7 @@ def test_a_network_of_tables_and_padding_is_exact_at_the_highest_level(
         node("Sigmoid", "d", "s"), node("Conv", "s t", "y"), **w,
     )  # fmt: skip
     case, feeds = Case("easynpu", "int8", machine=machine, level="2"), samples_of(graph, 24)
-    made, steps = target("easynpu").quantised(graph, Samples(feeds), case.options)  # type: ignore[attr-defined]
+    made, steps = target("easynpu").quantise(graph, Samples(feeds), case.options)  # type: ignore[attr-defined]
     assert any(step.kept and "offsets" in step.name for step in steps)
     assert {"a/int8", "h/int8"} <= made.quantised.zeros.keys()
     assert PADDING(made.quantised.graph.producers["d/int8"]) == made.quantised.zeros["h/int8"]

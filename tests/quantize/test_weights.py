@@ -447,7 +447,7 @@ def test_borders_are_kept_if_they_gain_half_a_decibel(spread: bool) -> None:
     given = samples(32, 3)
     if not spread:
         given = Samples({"x": given.inputs["x"] / SPREAD[:, None, None]})
-    steps = target("bm1684").quantised(gated(), given, Options(level="1", precision="int8"))[1]  # type: ignore[attr-defined]
+    steps = target("bm1684").quantise(gated(), given, Options(level="1", precision="int8"))[1]  # type: ignore[attr-defined]
     step = next(each for each in steps if "borders" in each.name)
     assert step.kept == spread == (step.after_db > step.before_db + 0.5)
 
@@ -460,7 +460,7 @@ def test_a_depthwise_convolution_between_parts_of_the_host_keeps_its_small_chann
     graph, test = depthwise(activation), samples(16, 3)
     for level, least, most in (("0", 0, 25), ("1", 33, 60)):
         options = Options(level=level, precision="int8")
-        made = target("bm1684").quantised(graph, samples(32, 1), options)[0].quantised  # type: ignore[attr-defined]
+        made = target("bm1684").quantise(graph, samples(32, 1), options)[0].quantised  # type: ignore[attr-defined]
         exact = np.stack([each[0] for each in outputs(graph, test)])
         found = np.stack([run(made.graph, dict(feed))["y"] for feed in test.feeds()])
         decibels = 10 * np.log10(np.square(exact).sum() / np.square(found - exact).sum())
@@ -476,7 +476,7 @@ def test_a_network_that_gives_only_classes_is_not_judged_by_them() -> None:
         w=weights_of_borders(5, BORDERS_CHANNELS, 3, 3),
     )
     options = Options(level="1", precision="int8")
-    made = target("bm1684").quantised(graph, samples(32, 1), options)[0].quantised  # type: ignore[attr-defined]
+    made = target("bm1684").quantise(graph, samples(32, 1), options)[0].quantised  # type: ignore[attr-defined]
     (exact,) = outputs(graph, samples(1, 3))[0]
     (found,) = graph_session(made.graph, ["y"]).run(["y"], dict(next(samples(1, 3).feeds())))
     assert (found == exact).mean() > 0.9

@@ -114,7 +114,7 @@ def on_device(
 def asked(graph: Graph, options: Options) -> frozenset[str]:
     """The names of the nodes of an int8 program that `layer` wants in int16."""
     nodes = graph.nodes if options.layer else ()
-    return frozenset(node.name for node in nodes if options.asked(node) == "int16")
+    return frozenset(node.name for node in nodes if options.precision_of(node) == "int16")
 
 
 def _table(options: Options, machine: Machine, precision: str) -> dict[str, Steps]:
