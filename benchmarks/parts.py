@@ -55,7 +55,7 @@ finally:
 """
 PARTS: Mapping[str, Sequence[str]] = {
     "imports": ("<frozen importlib._bootstrap>:_find_and_load",),
-    "model, samples, passes": ("planning.py:planned", "planning.py:settled", "loading.py:load"),
+    "model, samples, passes": ("planning.py:plan_model", "planning.py:settle", "loading.py:load"),
     "calibration": ("results.py:node_histograms",),
     "equalisation and evidence": ("search.py:_equalised", "evidence.py:sampled"),
     "scales and weights": ("build.py:quantise", "__init__.py:quantise"),

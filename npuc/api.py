@@ -29,7 +29,7 @@ from npuc.ir import Array
 from npuc.program import OBJECT, STRING, Port, Program
 from npuc.regions.composite import target_of
 from npuc.regions.running import samples_of
-from npuc.regions.variants import together, undecided, variants_of
+from npuc.regions.variants import choice_error, together, variants_of
 from npuc.registry import target as find
 from npuc.samples import loading as data
 from npuc.samples.structured import objects, row
@@ -191,7 +191,7 @@ def load(directory: str | PathLike[str], *, allow_modified: bool = False) -> Com
     """
     found = programs.load(Path(directory), allow_modified=allow_modified)
     if variants := variants_of(found.manifest):
-        raise undecided(Path(directory), variants)
+        raise choice_error(Path(directory), variants)
     evidence = programs.load_evidence(Path(directory), found, allow_modified=allow_modified)
     return Compiled(programs.Program(found.manifest, found.files, evidence))
 

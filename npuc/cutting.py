@@ -19,8 +19,8 @@ import numpy as np
 
 from npuc.errors import ModelError
 from npuc.frontend.binding import input_types
-from npuc.frontend.foreign import captured
-from npuc.frontend.reading import parsed
+from npuc.frontend.foreign import all_inputs
+from npuc.frontend.reading import parse_model
 from npuc.ir import Array
 from npuc.onnx_files.external_data import array_of
 from npuc.program import Cut, Program
@@ -47,10 +47,10 @@ def part_of(request: Request) -> Generator[tuple[Request, Cut | None]]:
         yield request, None
         return
     with TemporaryDirectory() as folder:
-        own = {each.name for each in parsed(request.model, whole=False).graph.input}
+        own = {each.name for each in parse_model(request.model, whole=False).graph.input}
         cut = replace(cut, shapes={name: shape for name, shape in request.shapes.items() if name in own})
         model, files = _files(request.model, cut, request.calibration, Path(folder))
-        kept = {each.name for each in parsed(model, whole=False).graph.input}
+        kept = {each.name for each in parse_model(model, whole=False).graph.input}
         shapes = {name: shape for name, shape in request.shapes.items() if name in kept or name not in own}
         inner = replace(request, options=replace(options, inputs=(), outputs=()))
         yield replace(inner, model=model, calibration=files, shapes=shapes), cut
@@ -87,7 +87,7 @@ def _files(model: Path, cut: Cut, data: Sequence[Path], folder: Path) -> tuple[P
 
 def _data(model: Path, part: onnx.GraphProto, cut: Cut, data: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     """The data if they are the part's inputs; else what the model computes of its own inputs."""
-    whole = parsed(model, whole=False).graph
+    whole = parse_model(model, whole=False).graph
     own = {each.name for each in whole.input}
     inputs = [each.name for each in part.input]
     computed = [name for name in inputs if name not in own]
@@ -130,7 +130,7 @@ def _cut(model: Path, cut: Cut) -> onnx.ModelProto:
     """
     import onnx
 
-    found = parsed(model)
+    found = parse_model(model)
     graph = found.graph
     weights = {each.name for each in graph.initializer}
     weights.update(each.values.name for each in graph.sparse_initializer)
@@ -162,7 +162,7 @@ def _cut(model: Path, cut: Cut) -> onnx.ModelProto:
     nodes = [
         node for node in graph.node if any(name in reached and name not in cut.inputs for name in node.output)
     ]
-    read = {name for node in nodes for name in captured(node)}
+    read = {name for node in nodes for name in all_inputs(node)}
     inputs = [name for name in cut.inputs or own if name in reached]
     parts: Mapping[str, Sequence[Any]] = {
         "node": nodes,
@@ -195,7 +195,7 @@ def _reached(outputs: Sequence[str], inputs: Collection[str], producers: Mapping
             continue
         found.add(name)
         if name in producers and name not in inputs:
-            waiting += captured(producers[name])
+            waiting += all_inputs(producers[name])
     return found
 
 

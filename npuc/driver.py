@@ -27,9 +27,9 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.table import expect_of_model, not_stored
 from npuc.regions.accounting import account_of
 from npuc.regions.assembling import entire
-from npuc.regions.compilation import calibrating, compiled, loads, lowered_parts, optimised_whole, request_of
-from npuc.regions.planning import ModelPlan, partitioned, planned
-from npuc.regions.rebatching import rebatched
+from npuc.regions.compilation import calibrating, compile_parts, loads, lowered_parts, optimised_whole, request_of
+from npuc.regions.planning import ModelPlan, divide, plan_model
+from npuc.regions.rebatching import rebatch
 from npuc.regions.variants import with_samples
 from npuc.rewrites import Rewrite, rewrites
 from npuc.samples.loading import Samples, synthetic
@@ -47,7 +47,7 @@ def compile_model(request: Request) -> tuple[Program, Samples]:
     _expect_table(request)
     with part_of(request) as (inner, cut):
         inner = _bind_descriptions(inner)
-        program, samples = compiled(inner, Prover(inner))
+        program, samples = compile_parts(inner, Prover(inner))
         return with_cut(_with_table(program, request.options), cut), samples
 
 
@@ -77,7 +77,7 @@ def _bind_descriptions(request: Request, *, fused: bool = True) -> Request:
         return request
     model = read_model(request.model, whole=False)
     values = bound_values(model, options.bind)
-    model = rebatched(model, request.shapes, (), request.model.parent)
+    model = rebatch(model, request.shapes, (), request.model.parent)
     types = input_types(model.graph, {*values, *(each.name for each in model.graph.initializer)}, request.shapes)
     found = bound(options.input, types, fused=fused)
     return replace(request, options=replace(options, input=found))
@@ -189,14 +189,14 @@ def survey_of(request: Request) -> Survey:
     )
     asked = replace(request, options=replace(options, strict=False), calibration=())
     try:
-        plan = planned(asked)
+        plan = plan_model(asked)
     except NpucError as error:
         return Survey((), tuple(Reason(each, NOWHERE) for each in error.problems))
     try:
         lowered = lowered_parts(plan, _synthetic)
     except NpucError as error:
         return Survey((), tuple(_nowhere(plan, error)))
-    parts = partitioned(plan)
+    parts = divide(plan)
     programs = {key: each.program for key, each in lowered.items()}
     entries = account_of(plan, parts, programs, whole=entire(plan, parts, lowered) is not None)
     found = reasons(entries)

@@ -12,7 +12,6 @@ from npuc.cli.completing import NODES, PASSES
 from npuc.cli.options import (
     SuggestingChoice,
     TargetCommand,
-    parse_options,
     bind_option,
     calibration_option,
     cut_options,
@@ -22,6 +21,7 @@ from npuc.cli.options import (
     json_option,
     limit_options,
     machine_option,
+    parse_options,
     precision_option,
     prefix_option,
     removed_options,

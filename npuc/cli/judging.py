@@ -13,7 +13,6 @@ import click
 from npuc.cli.options import (
     TargetCommand,
     artefact_options,
-    parse_options,
     calibration_option,
     cut_options,
     data_option,
@@ -22,6 +21,7 @@ from npuc.cli.options import (
     labels_option,
     limit_options,
     machine_option,
+    parse_options,
     precision_option,
     removed_options,
     scheduler_option,
@@ -93,13 +93,13 @@ def accuracy(
     from npuc.cutting import compiled_part
     from npuc.images.description import labels_of
     from npuc.program import with_labels
-    from npuc.regions.variants import chosen
+    from npuc.regions.variants import choose_variant
     from npuc.verification import accuracy as judging
     from npuc.verification.judging.choosing import Asked, NotTaken
 
     if not data:
         raise click.UsageError("Missing option '--data'.")
-    artefact = chosen(artefact, data, allow_modified=allow_modified)
+    artefact = choose_variant(artefact, data, allow_modified=allow_modified)
     program = open_artefact(artefact, allow_modified).program
     if labels is not None:
         program = with_labels(program, labels_of(labels))

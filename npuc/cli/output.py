@@ -197,7 +197,7 @@ def open_artefact(path: Path, allow_modified: bool) -> Artefact:
 
     from npuc import program
     from npuc.regions.composite import target_of
-    from npuc.regions.variants import undecided, variants_of
+    from npuc.regions.variants import choice_error, variants_of
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -205,7 +205,7 @@ def open_artefact(path: Path, allow_modified: bool) -> Artefact:
     for each in caught:
         note(f"warning: {each.message}")
     if found := variants_of(loaded.manifest):
-        raise undecided(path, found)
+        raise choice_error(path, found)
     return Artefact(path, loaded, target_of(loaded), allow_modified)
 
 

@@ -75,7 +75,7 @@ def run(
     """
     from npuc import running
     from npuc.images.description import labels_of
-    from npuc.regions.variants import chosen
+    from npuc.regions.variants import choose_variant
     from npuc.reports import summaries
     from npuc.samples.loading import save
     from npuc.target import cycles_of
@@ -84,7 +84,7 @@ def run(
 
     if not data:
         raise click.UsageError("Missing option '--data'.")
-    artefact = chosen(artefact, data, allow_modified=allow_modified)
+    artefact = choose_variant(artefact, data, allow_modified=allow_modified)
     found = open_artefact(artefact, allow_modified)
     program, target = found.program, found.target
     expect_chip_model(target, chip_model)
@@ -209,12 +209,12 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
     """
     from npuc.cutting import compiled_part
-    from npuc.regions.variants import chosen
+    from npuc.regions.variants import choose_variant
     from npuc.reports import summaries
     from npuc.verification import checking
     from npuc.verification.criterion import tolerance as tolerance_of
 
-    artefact = chosen(artefact, data, allow_modified=allow_modified)
+    artefact = choose_variant(artefact, data, allow_modified=allow_modified)
     subject = open_artefact(artefact, allow_modified)
     program, target = subject.program, subject.target
     expect_chip_model(target, chip_model)

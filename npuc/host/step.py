@@ -49,7 +49,7 @@ class HostStep:
         """
         with consistent(self), np.errstate(all="ignore"):
             inputs = [tensors[name] for name in self.inputs]
-            outputs = self._compute(inputs) if inputs else (self._repeated(len(next(iter(tensors.values())))),)
+            outputs = self._compute(inputs) if inputs else (self._repeat(len(next(iter(tensors.values())))),)
             tensors.update(zip(self.outputs, outputs, strict=True))
 
     def conversion_numbers(self) -> tuple[float, int]:
@@ -61,7 +61,7 @@ class HostStep:
     def _zero(self) -> float:
         return float(self.attrs.get("zero_point", 0))
 
-    def _repeated(self, samples: int) -> Array:
+    def _repeat(self, samples: int) -> Array:
         """A constant, repeated for every sample."""
         value = np.array(self.attrs["value"], np.dtype(self.attrs["dtype"])).reshape(self.attrs["shape"])
         return np.broadcast_to(value, (samples, *value.shape))
@@ -204,7 +204,7 @@ def computing(steps: Iterable[object]) -> list[HostStep]:
     return [step for step in steps if isinstance(step, HostStep) and not step.conversion]
 
 
-def reported(steps: Iterable[object]) -> list[dict[str, str]]:
+def report_steps(steps: Iterable[object]) -> list[dict[str, str]]:
     """The same as a compile report lists them."""
     return [{"node": step.node, "op": step.op, "reason": step.reason} for step in computing(steps)]
 

@@ -87,7 +87,7 @@ def region_path(number: int) -> str:
     return f"host/region_{number}.onnx"
 
 
-def embedded(path: str, part: Program) -> tuple[Files, Files]:
+def embed_part(path: str, part: Program) -> tuple[Files, Files]:
     """The files and the evidence of a part, under their paths in the whole program."""
     manifest = sealed(part.manifest, Files(contents_of(part.files, part.evidence)))
     files = contents_of({MANIFEST: manifest}, part.files)

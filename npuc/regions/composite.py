@@ -60,12 +60,12 @@ class Composite:
         """The same on the hardware description; the trace of part K is written to STEM.part_K.vcd."""
         found: list[Runner | None] = []
 
-        def traced(part: Program) -> Runner:
+        def part_runner(part: Program) -> Runner:
             file = trace.with_suffix(f".part_{len(found)}{trace.suffix}")
             found.append(self.inner.trace_runner(part, file))
             return found[-1] or self.inner.runner(part)
 
-        runner = CompositeRunner(program, traced)
+        runner = CompositeRunner(program, part_runner)
         return None if None in found else runner
 
     def timeline(self, program: Program) -> Timeline:
@@ -74,7 +74,7 @@ class Composite:
         layers = instructions = 0
         for number, (_, part) in enumerate(_parts(program)):
             found = self.inner.timeline(part)
-            activities = (_moved(each, number, whole, layers, instructions) for each in found.activities)
+            activities = (_shift(each, number, whole, layers, instructions) for each in found.activities)
             buffers = (
                 replace(
                     each,
@@ -171,7 +171,7 @@ class Composite:
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
         """The self-test of every part, on its inputs, in its folder."""
         fed: dict[int, Mapping[str, Array]] = {}
-        self.runner(program).watched(inputs, lambda number, given, _seen, _out: fed.update({number: given}))
+        self.runner(program).run_parts(inputs, lambda number, given, _seen, _out: fed.update({number: given}))
         return {
             f"{step.path}/{name}": data
             for number, (step, part) in enumerate(_named_parts(program))
@@ -190,7 +190,7 @@ def _part_exported(
         raise type(error).of(replace(each, reason=f"{where}: {each.reason}") for each in error.problems) from error
 
 
-def _moved(each: Activity, number: int, before: Timeline, layers: int, instructions: int) -> Activity:
+def _shift(each: Activity, number: int, before: Timeline, layers: int, instructions: int) -> Activity:
     """An activity of a part, shifted behind preceding parts; layers, instructions: their counts there."""
     return replace(
         each,

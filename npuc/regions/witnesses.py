@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.frontend import import_model
-from npuc.frontend.reading import parsed
+from npuc.frontend.reading import parse_model
 from npuc.ir import Array, Graph
 from npuc.onnx_files.external_data import without_weights
 from npuc.onnx_files.standby import EVALUATOR, INTERPRETER, Evaluated, Interpreted, Standby, whole
@@ -31,7 +31,7 @@ def file_session(path: Path, *, few_runs: bool = False) -> Standby:
     """The same of a file, which onnxruntime reads itself."""
 
     def read(kind: Callable[..., Any]) -> Any:
-        return kind(*without_weights(parsed(path, whole=False), path.parent))
+        return kind(*without_weights(parse_model(path, whole=False), path.parent))
 
     return Standby(
         lambda: session(path, few_runs=few_runs, confined=True),

@@ -285,7 +285,7 @@ class Words:
                 self._bits[number].add(feed, shown, outputs)
 
         if isinstance(self._run, CompositeRunner):
-            return self._run.watched(feeds, compare)
+            return self._run.run_parts(feeds, compare)
         seen: dict[str, Array] = {}
         outputs = self._run(feeds, seen.__setitem__)
         compare(0, feeds, seen, outputs)

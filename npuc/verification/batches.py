@@ -19,7 +19,7 @@ import numpy as np
 
 from npuc.evidence import DescribedLayer, described, foreign_evidence, network
 from npuc.frontend.model import ImportedModel
-from npuc.frontend.reading import parsed
+from npuc.frontend.reading import parse_model
 from npuc.frozen import frozen
 from npuc.host.step import quantise
 from npuc.ir import Array
@@ -181,7 +181,7 @@ class IntegerCheck(_LayerwiseCheck):
         inside: ImportedModel | None = None,
     ) -> None:
         self.bits = BitDifferences(program, target)
-        expect_exact_integers(parsed(model, whole=False))
+        expect_exact_integers(parse_model(model, whole=False))
         floats = [entry["float"] for entry in self.bits.tensors.values()]
         floats += [port.name for port in program.inputs]
         super().__init__(model, program, target, chip_model, floats, inside)

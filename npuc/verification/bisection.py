@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npuc.evidence import described
-from npuc.frontend.frames import framed
+from npuc.frontend.frames import add_frames
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
 from npuc.images.description import Description
 from npuc.ir import Array
 from npuc.program import Program, save_files
 from npuc.reference import values_of, with_outputs
-from npuc.regions.compilation import recompiled
+from npuc.regions.compilation import recompile
 from npuc.regions.witnesses import standing
 from npuc.running import batch_of
 from npuc.samples import loading as data
@@ -140,7 +140,7 @@ def first_difference(
     graph, reference = described(program), program.evidence["reference.onnx"]
     if program.precision not in FLOATING:
         return _first(program, target, graph, samples, _by_reference(reference))
-    fresh = recompiled(model, program, target)
+    fresh = recompile(model, program, target)
     found = None if fresh is None else _first(program, target, graph, samples, _by_compiling(fresh, target))
     return found or _first(program, target, graph, samples, _by_layer(reference, graph, program.precision))
 
@@ -241,7 +241,7 @@ def reproduction(
     between the float tensors that the layer reads and the one that it computes; the whole model if the passes have
     left no such part.
     """
-    fp32 = framed(read_model(model), images)
+    fp32 = add_frames(read_model(model), images)
     part = _part(fp32, graph, tensor)
     inputs = _inputs(fp32, [port.name for port in part.graph.input], feed)
     with TemporaryDirectory() as folder:

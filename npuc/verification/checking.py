@@ -78,7 +78,7 @@ class CompositeCheck:
         ) -> None:
             self.parts[number].compare(samples, fed, shown, given)
 
-        found = self.run.watched(samples.inputs, compare)
+        found = self.run.run_parts(samples.inputs, compare)
         self.said.label(samples)
         for index, feed in enumerate(samples.feeds()):
             given = {name: row(values, index) for name, values in found.items()}

@@ -24,9 +24,9 @@ import numpy as np
 from npuc.frontend import import_model
 from npuc.frontend.binding import with_bound
 from npuc.frontend.forms import forms
-from npuc.frontend.frames import framed
+from npuc.frontend.frames import add_frames
 from npuc.frontend.model import ImportedModel, ImportedNode
-from npuc.frontend.reading import parsed, read_model
+from npuc.frontend.reading import parse_model, read_model
 from npuc.ir import Array, Graph, Node
 from npuc.onnx_files.wire import may_contain
 from npuc.ops.attributes import DTYPE, SCALE
@@ -37,7 +37,7 @@ from npuc.program import Program
 from npuc.reference import graph_session, values_of
 from npuc.regions.artefact import NPU, Contents, is_composite
 from npuc.regions.graphs import part_graph
-from npuc.regions.rebatching import rebatched
+from npuc.regions.rebatching import rebatch
 from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.samples.loading import Samples
 from npuc.samples.streams import Streamed
@@ -78,7 +78,7 @@ def criterion(model: Path, program: Program, samples: Samples) -> Tolerance:
 
 def own_noise(model: Path, program: Program, samples: Samples) -> dict[str, float]:
     """Signal to noise in dB that the model's own formats leave of its outputs, if npuc reads it in another."""
-    if not any(rewrite.deliberate for rewrite, _ in forms(parsed(model, whole=False), model.parent)):
+    if not any(rewrite.deliberate for rewrite, _ in forms(parse_model(model, whole=False), model.parent)):
         return {}
     original, feed = Original(model, program.bound, program.images), next(iter(samples.feeds()))
     wanted = {name: each for name, each in original.run(feed).items() if each.dtype.kind == "f"}
@@ -126,7 +126,7 @@ def _float(model: Path, program: Program) -> Graph:
     shapes = {port.name: port.shape for port in program.inputs}
     with budget():
         bound = with_bound(read_model(model, whole=False), program.bound)
-        bound = framed(rebatched(bound, shapes, program.images, model.parent), program.images)
+        bound = add_frames(rebatch(bound, shapes, program.images, model.parent), program.images)
         return run_passes(import_model(bound, model.parent, shapes), FLOAT_PASSES)
 
 

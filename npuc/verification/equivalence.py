@@ -14,7 +14,7 @@ import numpy as np
 
 from npuc.errors import ModelError
 from npuc.frontend.forms import forms
-from npuc.frontend.reading import parsed
+from npuc.frontend.reading import parse_model
 from npuc.images.description import Description
 from npuc.ir import Array, Graph
 from npuc.onnx_files.integer_products import PRODUCTS
@@ -39,7 +39,7 @@ class Original:
         self, path: Path, bound: Mapping[str, float] = NO_VALUES, images: Sequence[Description] = ()
     ) -> None:
         self.path, self.bound, self.images = path, bound, images
-        self.rewrites = [*forms(parsed(path, whole=False), path.parent)]
+        self.rewrites = [*forms(parse_model(path, whole=False), path.parent)]
         self.read_as: list[str] = []
         self.form = self._first_that_runs()
         self.run, self.outputs = self.form.run, self.form.outputs
@@ -148,7 +148,7 @@ class Equivalence:
     def _first(self, feed: Mapping[str, Array]) -> str | None:
         """The first tensor, in the graph's order, that the model also has but with other values."""
         path = self.original.path
-        model = self.original.rewrites[-1][1] if self.original.rewrites else parsed(path)
+        model = self.original.rewrites[-1][1] if self.original.rewrites else parse_model(path)
         form = JudgedModel(model, path.parent, self.original.bound)
         names = present(model, [name for node in self.graph.nodes for name in node.outputs])
         try:

@@ -21,7 +21,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import values_of
 from npuc.regions.graphs import behind, region_model
-from npuc.regions.planning import imported
+from npuc.regions.planning import import_network
 from npuc.regions.witnesses import foreign_session
 from npuc.target import Options
 from npuc.verification.equivalence import Original
@@ -90,7 +90,7 @@ class Exact:
 def read_network(model: Path, program: Program) -> ImportedModel:
     """The units of a program's model, for the shapes and bound inputs that the program has."""
     shapes = {port.name: port.shape for port in program.inputs if min(port.shape, default=0) > 0}
-    return imported(model, Options(bind=tuple(program.bound.items()), input=program.images), shapes)
+    return import_network(model, Options(bind=tuple(program.bound.items()), input=program.images), shapes)
 
 
 PARTS = {"fp16": 2.0**-9, "fp32": 2.0**-14}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npuc.errors import ModelError
-from npuc.frontend.reading import parsed
+from npuc.frontend.reading import parse_model
 from npuc.images.description import Description
 from npuc.ir import Array
 from npuc.onnx_files.standby import Standby
@@ -171,7 +171,7 @@ class JudgedModel:
     def _proto(self) -> onnx.ModelProto:
         """The model, for changes."""
         if isinstance(self.model, Path):
-            return parsed(self.model, whole=not self.large)
+            return parse_model(self.model, whole=not self.large)
         made = type(self.model)()
         made.CopyFrom(self.model)
         return made

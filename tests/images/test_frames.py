@@ -16,7 +16,7 @@ import pytest
 
 import npuc as api
 from npuc.errors import DataError
-from npuc.frontend.frames import framed
+from npuc.frontend.frames import add_frames
 from npuc.frontend.reading import read_model
 from npuc.host.step import HostStep
 from npuc.images.description import PRESETS, bound, described
@@ -55,7 +55,7 @@ def test_every_order_and_layout_becomes_what_the_model_reads(preset: str, tmp_pa
         frames = random.integers(0, 256, (2, 1, *size)).astype(np.uint8)
         wanted = by_hand(frames, usual.order, layout, frame, usual.mean, usual.std, last=shape is LAST)
         np.testing.assert_allclose(images[0].values_of(frames), wanted, rtol=1e-6, atol=2e-5)
-        made = framed(read_model(models[shape]), images)
+        made = add_frames(read_model(models[shape]), images)
         onnx.checker.check_model(made)
         np.testing.assert_allclose(run(made.SerializeToString(), frames), run(models[shape], wanted), atol=1e-4)
 
@@ -70,7 +70,7 @@ def test_deeper_frames_count_with_their_fractions(bits: int, tmp_path: Path) -> 
     wanted = by_hand(frames / unit, "rgb", "nhwc", "bgr", keys["mean"], 64, last=False)
     np.testing.assert_allclose(found.values_of(frames), wanted, atol=1e-5)
     model = network(tmp_path)
-    made = framed(read_model(model), [found])
+    made = add_frames(read_model(model), [found])
     onnx.checker.check_model(made)
     exact = run(model, wanted)
     np.testing.assert_allclose(run(made.SerializeToString(), frames), exact, atol=1e-4)
@@ -106,7 +106,7 @@ def test_frames_in_yuv_become_rgb(form: str, tmp_path: Path) -> None:
             described({"preset": "imagenet", "frame": form, "order": order}), {"x": TensorType(shape)}, fused=True
         )
         frames = random.integers(0, 256, (2, *images[0].frame_shape)).astype(np.uint8)
-        made = framed(read_model(model), images)
+        made = add_frames(read_model(model), images)
         onnx.checker.check_model(made)
         wanted = run(model, images[0].values_of(frames))
         np.testing.assert_allclose(run(made.SerializeToString(), frames), wanted, atol=1e-4)
@@ -129,7 +129,7 @@ def test_before_opset_10_a_cast_takes_the_place_of_the_scale(tmp_path: Path) -> 
     model = network(tmp_path, opset=9)
     images = bound(described("yolo"), {"x": TensorType(FIRST)}, fused=True)
     frames = np.random.default_rng(1).integers(0, 256, (1, 1, *LAST[1:])).astype(np.uint8)
-    made = framed(read_model(model), images)
+    made = add_frames(read_model(model), images)
     np.testing.assert_allclose(
         run(made.SerializeToString(), frames), run(model, images[0].values_of(frames)), atol=1e-5
     )
@@ -139,7 +139,7 @@ def test_an_input_that_is_an_output_is_refused(tmp_path: Path) -> None:
     model = read_model(network(tmp_path))
     model.graph.output.append(model.graph.input[0])
     with pytest.raises(DataError, match="gives it as an output"):
-        framed(model, bound(described("none"), {"x": TensorType(FIRST)}, fused=True))
+        add_frames(model, bound(described("none"), {"x": TensorType(FIRST)}, fused=True))
 
 
 def noise(found: Array, exact: Array) -> float:

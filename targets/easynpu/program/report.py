@@ -147,7 +147,7 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
         },
         "traffic_bytes": traffic["map_bytes"] + traffic["weight_bytes"],
         "host_traffic": {**traffic, **time(total["cycles"], traffic, machine)},
-        "host_steps": steps.reported(lowered.steps),
+        "host_steps": steps.report_steps(lowered.steps),
         "layers": rows,
     }
 
