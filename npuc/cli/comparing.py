@@ -104,12 +104,12 @@ def _accuracy(pair: Sequence[Artefact], data: tuple[Path, ...], model: Path) -> 
     """Accuracy of both programs against the model in fp32, by measure: the first program's and the second's."""
     from npuc.running import run_program
     from npuc.verification import metrics
-    from npuc.verification.equivalence import expected
+    from npuc.verification.equivalence import expected_outputs
 
     found: list[dict[str, Any]] = []
     for each in pair:
         samples = each.samples(data)
-        exact = expected(model, samples, each.program.images)
+        exact = expected_outputs(model, samples, each.program.images)
         found.append(metrics.scores(exact, run_program(each.program, each.target, samples), samples.labels))
     return {key: [each[key] for each in found] for key in found[0]}
 

@@ -118,9 +118,9 @@ def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], ch
 def _pictures(artefact: Artefact, data: Sequence[Path], samples: Samples) -> list[tuple[str, bytes, list[str]]]:
     """Name, PNG and answer of the first samples, if they are pictures."""
     from npuc.running import run_program
-    from npuc.verification.answers import Reader, answers, as_text, drawn, pictured
+    from npuc.verification.answers import Reader, answers, as_text, draw_answer, picture_files
 
-    files = pictured(data, len(samples))[:PICTURES]
+    files = picture_files(data, len(samples))[:PICTURES]
     if not files:
         return []
     reader, few = Reader.of(artefact.program, ()), samples.first(PICTURES)
@@ -128,7 +128,7 @@ def _pictures(artefact: Artefact, data: Sequence[Path], samples: Samples) -> lis
         return []
     said = answers(reader, run_program(artefact.program, artefact.target, few), len(few))
     return [
-        (file.name, drawn(file, reader.described, each, THUMBNAIL), [*as_text(each)][:LINES])
+        (file.name, draw_answer(file, reader.described, each, THUMBNAIL), [*as_text(each)][:LINES])
         for file, each in zip(files, said, strict=True)
     ]
 

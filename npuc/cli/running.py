@@ -79,7 +79,7 @@ def run(
     from npuc.reports import summaries
     from npuc.samples.loading import save
     from npuc.target import cycles_of
-    from npuc.verification.answers import Reader, answers, pictured
+    from npuc.verification.answers import Reader, answers, picture_files
     from npuc.verification.batches import integer_runner
 
     if not data:
@@ -101,7 +101,7 @@ def run(
         bar.begin("simulating", len(samples))
         runner = integer_runner(found.with_evidence()) if integer else traced or target.runner(program, chip_model)
         outputs = running.run_batches(runner, samples, bar.advance, running.batch_of(program))
-        files = pictured(data, len(samples))
+        files = picture_files(data, len(samples))
         said = answers(reader, outputs, len(samples)) if output is None or files else []
         if output is not None:
             bar.begin("writing")
@@ -141,11 +141,11 @@ def _answer_lines(files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> l
 def _draw(output: Path, reader: Reader, files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> None:
     """Writes the boxes of the only sample into a picture. Raises UsageError for anything else."""
     from npuc.storage.files import replacing
-    from npuc.verification.answers import drawn
+    from npuc.verification.answers import draw_answer
 
     if len(files) != 1 or reader.described is None or "boxes" not in said[0]:
         raise click.UsageError(f"'{output}': boxes are drawn for one picture, and a program that gives boxes")
-    content = drawn(files[0], reader.described, said[0])
+    content = draw_answer(files[0], reader.described, said[0])
     with replacing(output) as staging:
         staging.write_bytes(content)
 
@@ -284,7 +284,7 @@ def _compare_dumps(model: Path, artefact: Artefact, samples: Samples, folder: Pa
     from npuc.verification.checking import check_model
 
     check_model(model, artefact.program, artefact.allow_modified)
-    rows, difference = dumps.compared(folder, artefact.with_evidence(), artefact.target, samples)
+    rows, difference = dumps.compare_dumps(folder, artefact.with_evidence(), artefact.target, samples)
     report: dict[str, Any] = {
         "status": "ok" if difference is None else "mismatch",
         "samples": len(samples),

@@ -48,11 +48,11 @@ def table_of(source: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Table
 
     Raises DataError: E401 for a file that cannot be read, E406 for an entry that is none.
     """
-    values = source if isinstance(source, Mapping) else _parsed(Path(source))
+    values = source if isinstance(source, Mapping) else _parse(Path(source))
     return {name: _entry(name, each) for name, each in values.items()}
 
 
-def _parsed(path: Path) -> Mapping[str, Any]:
+def _parse(path: Path) -> Mapping[str, Any]:
     try:
         data = given(path, "E401", f"give {FORM}")
         found = json.loads(decoded(data)) if path.suffix == ".json" else toml(data)

@@ -30,7 +30,7 @@ from npuc.system.cluster import on_cluster
 from npuc.target import Options, Request, Shapes
 from npuc.text.terminal import SILENT, Progress
 from npuc.verification import metrics
-from npuc.verification.equivalence import expected
+from npuc.verification.equivalence import expected_outputs
 
 Report = Mapping[str, Any]
 FIGURES = ("cycles", "utilization", "traffic_bytes", "instructions", "npu_macs_share")
@@ -70,7 +70,7 @@ def compare(
         program, row = compiled(subject, each, options)
         if program is not None and subject.data:
             samples = samples or load_samples(subject.data, running.program_inputs(program), images=program.images)
-            exact = exact or expected(subject.model, samples, program.images)
+            exact = exact or expected_outputs(subject.model, samples, program.images)
             row |= _scores(program, samples, exact)
         rows.append(row)
         bar.advance(1)

@@ -98,7 +98,7 @@ def _by_compiling(fresh: Program, target: Target) -> _Judge:
     run = target.runner(fresh)
 
     def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
-        for name, values in _simulated(run, batch, outputs=True).items():
+        for name, values in _simulate(run, batch, outputs=True).items():
             for sample, (right, found) in enumerate(zip(values, shown[name], strict=True)):
                 yield _Judged(name, sample, right, ~((right == found) | (np.isnan(right) & np.isnan(found))))
 
@@ -121,7 +121,7 @@ def _by_layer(reference: bytes, graph: Report, precision: str) -> _Judge:
     return judge
 
 
-def _simulated(run: Runner, batch: data.Samples, *, outputs: bool) -> dict[str, Array]:
+def _simulate(run: Runner, batch: data.Samples, *, outputs: bool) -> dict[str, Array]:
     """The tensors that the simulator shows for a batch; floating-point programs count outputs as layers too."""
     shown: dict[str, Array] = {}
     given = run(batch.inputs, shown.__setitem__)
@@ -155,7 +155,7 @@ def _first(
     found: tuple[_Judged, Shown] | None = None
     size = batch_of(program)
     for number, batch in enumerate(samples.batches(size)):
-        shown = _simulated(run, batch, outputs=program.precision in FLOATING)
+        shown = _simulate(run, batch, outputs=program.precision in FLOATING)
         for each in judge(batch, shown):
             place = orders.get(each.tensor, len(orders)), size * number + each.sample
             if place < best and each.wrong.any():

@@ -161,21 +161,21 @@ class BitDifferences:
         feeds = {name: value for name, value in {**feed, **given}.items() if name in taken}
         values = values_of(self._resumed, self._known, feeds)
         for name in {*self._brought}.intersection(found):
-            if _tied(found[name], values[name]) or self._tied_but_for_nan(name, feed, found[name], values[name]):
+            if _is_tie(found[name], values[name]) or self._tied_but_for_nan(name, feed, found[name], values[name]):
                 values[name] = found[name]
             else:
                 self._stray(name, int((found[name] != values[name]).sum()))
         return values
 
     def _tied_but_for_nan(self, name: str, feed: Mapping[str, Array], found: Array, wanted: Array) -> bool:
-        """`_tied`, allowing for NaN, which the host quantises to 0 and onnxruntime to any integer."""
+        """`_is_tie`, allowing for NaN, which the host quantises to 0 and onnxruntime to any integer."""
         model, weights = network(self.evidence)
         origins = {out: node.input[0] for node in model.graph.node for out in node.output if node.input}
         origin = standing(with_outputs(model, [origins[name]]), weights, confined=self.confined)
         (real,) = origin.run([origins[name]], dict(feed))
         if real.dtype.kind != "f" or not np.isnan(real).any():
             return False
-        return _tied(found, np.where(np.isnan(real), np.int64(self.tensors[name].get("zero_point", 0)), wanted))
+        return _is_tie(found, np.where(np.isnan(real), np.int64(self.tensors[name].get("zero_point", 0)), wanted))
 
     def _near(self, output: str, found: Array, wanted: Array) -> Array:
         """Which output elements agree to library accuracy: relative to the element, to the largest, or absolute.
@@ -218,7 +218,7 @@ def as_numbers(value: Array) -> Array:
     return np.where(np.isnan(value), value.dtype.type(0), value) if value.dtype.kind == "f" else value
 
 
-def _tied(found: Array, wanted: Array) -> bool:
+def _is_tie(found: Array, wanted: Array) -> bool:
     """Whether integers differ only by rounding: a few of them, by one."""
     away = np.abs(found.astype(np.int64) - wanted)
     few = np.count_nonzero(away) <= away.size // TIES or np.unique(wanted[away > 0]).size <= LEVELS

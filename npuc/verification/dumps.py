@@ -48,7 +48,7 @@ def file_stem(tensor: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", tensor)
 
 
-def compared(
+def compare_dumps(
     folder: Path, program: Program, target: Target, samples: Samples
 ) -> tuple[list[dict[str, Any]], FirstDifference | None]:
     """A row for each dump (tensor, file, elements that differ), and the first difference.
@@ -77,8 +77,8 @@ def compared(
             right = wanted[name]
             if name not in dumps:
                 shape = (len(samples), *right.shape)
-                stored = _stored(program, target, name, file) if file.suffix == ".mem" else None
-                dumps[name] = _read(file, kinds[name], shape) if stored is None else _unpacked(file, stored, shape)
+                stored = _layout_of(program, target, name, file) if file.suffix == ".mem" else None
+                dumps[name] = _read(file, kinds[name], shape) if stored is None else _unpack(file, stored, shape)
             found = dumps[name][sample, ...]
             wrong = ~_near(found, right) if name in outputs else found != right
             differing[name] += int(wrong.sum())
@@ -132,7 +132,7 @@ def _files(folder: Path, kinds: Mapping[str, str]) -> Iterator[tuple[str, Path]]
         yield found[0], path
 
 
-def _stored(program: Program, target: Target, tensor: str, path: Path) -> Stored:
+def _layout_of(program: Program, target: Target, tensor: str, path: Path) -> Stored:
     """A tensor's layout in the machine's memory. Raises ArtefactError (E508) if it is never whole in memory."""
     found = target.storage_of(program, tensor)
     if found is None:
@@ -142,7 +142,7 @@ def _stored(program: Program, target: Target, tensor: str, path: Path) -> Stored
     return found
 
 
-def _unpacked(path: Path, stored: Stored, shape: tuple[int, ...]) -> Array:
+def _unpack(path: Path, stored: Stored, shape: tuple[int, ...]) -> Array:
     """A dump of memory as (samples, *shape). Raises NpucError (E401, E402)."""
     try:
         data = np.frombuffer(content(path), np.uint8)

@@ -72,7 +72,9 @@ class Original:
             reason = "onnxruntime gives other values with its optimisations than without them"
             raise ModelError("E105", reason, tensor=name, remedy="use another version of onnxruntime")
 
-    def rewritten(self, feed: Mapping[str, Array], wanted: Values) -> tuple[dict[str, float | None], str | None]:
+    def judge_rewrites(
+        self, feed: Mapping[str, Array], wanted: Values
+    ) -> tuple[dict[str, float | None], str | None]:
         """The signal to noise in dB of each rewrite that means something else (None: none), and a wrong rewrite.
 
         Each is compared with the form before it; wanted: the model's outputs. Only noise of a form's own formats
@@ -101,7 +103,7 @@ def _sqnr(wanted: Values, found: Values) -> float | None:
     return min(noise, default=None)
 
 
-def expected(model: Path, samples: Samples, images: Sequence[Description] = ()) -> dict[str, Array]:
+def expected_outputs(model: Path, samples: Samples, images: Sequence[Description] = ()) -> dict[str, Array]:
     """The model's outputs under onnxruntime: (samples, elements) by name. images: as of Form.
 
     Raises ModelError if onnxruntime or npuc cannot read it.
@@ -129,7 +131,7 @@ class Equivalence:
         self.original.release()
         self.graph_after = None
 
-    def expected(self, feed: Mapping[str, Array]) -> Values:
+    def expected_outputs(self, feed: Mapping[str, Array]) -> Values:
         """The model's outputs on a sample. Raises ModelError (E105) if onnxruntime cannot run it."""
         return self.original.run(feed)
 

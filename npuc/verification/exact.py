@@ -82,7 +82,7 @@ class Exact:
         assert self.original is not None
         wanted = self.original.run(feed)
         self.original.expect_one_meaning(feed, wanted)
-        found, wrong = self.original.rewritten(feed, wanted)
+        found, wrong = self.original.judge_rewrites(feed, wanted)
         told = dict.fromkeys([*self.original.read_as, *found, *filter(None, [wrong])])
         return [{"rewrite": name, "sqnr_db": found.get(name), "wrong": name == wrong} for name in told]
 
@@ -119,7 +119,9 @@ def jumping(
     names = [*wanted]
     jumps = {name: np.zeros(each.shape) for name, each in wanted.items()}
     parts = dict.fromkeys(MOVED, PARTS[precision]) | {STEPS: MOVED[STEPS]}
-    coarse, fine = (form.moved(names, {kind: each / by for kind, each in parts.items()}) for by in (1.0, FINER))
+    coarse, fine = (
+        form.perturbed_runner(names, {kind: each / by for kind, each in parts.items()}) for by in (1.0, FINER)
+    )
     for draw in range(DRAWS):
         far, near = (_apart(moved(feed, draw), wanted) for moved in (coarse, fine))
         for name in names:

@@ -163,7 +163,7 @@ def test_what_float32_rounds_is_no_difference(monkeypatch: pytest.MonkeyPatch) -
 
 def _differing(model: Path, graph: Graph, feed: dict[str, Any]) -> str | None:
     both = Equivalence(model, graph)
-    return both.differing(feed, both.expected(feed))
+    return both.differing(feed, both.expected_outputs(feed))
 
 
 CANCELLING = """<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => (float[1,8,6,6] y)

@@ -18,7 +18,7 @@ from npuc.samples import loading as data
 from npuc.samples.loading import Samples, varied
 from npuc.target import Options, Request, target
 from npuc.verification.criterion import ENOUGH, criterion, ideal, tolerance
-from npuc.verification.equivalence import expected
+from npuc.verification.equivalence import expected_outputs
 from npuc.verification.metrics import Difference, Tolerance
 from tests.onnx_models import parse
 
@@ -190,7 +190,7 @@ def test_an_fp32_program_of_a_model_that_rounds_may_round_a_tie_otherwise(rounds
     program, _ = compile_model(Request(path, target("bm1684"), Options(precision="fp32", proof="off")))
     samples = Samples({"x": np.random.default_rng(4).normal(0.3, 1, (4, 1, 8, 6, 6)).astype(np.float32)})
     limit = criterion(path, as_loaded(program), samples).of_output("y")[0]
-    power = np.square(expected(path, samples)["y"]).mean()
+    power = np.square(expected_outputs(path, samples)["y"]).mean()
     if rounds:
         assert 15 < limit < 10 * np.log10(power / (STEP**2 / 12)) - 10
     else:

@@ -33,7 +33,7 @@ from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_weights
 from npuc.quantize.scales.constraints import integer_nodes
 from npuc.quantize.scales.model_scales import only_of_inputs
-from npuc.quantize.scales.results import calibrated
+from npuc.quantize.scales.results import calibrate
 from npuc.quantize.scales.zero_points import ZeroPoints
 from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
@@ -258,7 +258,7 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetw
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = integer(graph)
     table = expect_machine(options.scales_in, zeros=(0, UNSIGNED_ZERO))
-    given, found = calibrated(find, graph, samples, nodes, table)
+    given, found = calibrate(find, graph, samples, nodes, table)
     one = options.one_scale
     recipe = Recipe(
         integer, quantise, ONE_SHIFT, UNSIGNED, equalises=not one, one_step=True, histograms=find, given=given
