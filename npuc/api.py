@@ -235,7 +235,7 @@ def verify(
     program = _open_program(program)
     types = running.program_inputs(program.program)
     with _part(model, program, inputs) as (path, files), TemporaryDirectory() as folder:
-        samples = samples_of(program.program, files) if files else data.varied(types)
+        samples = samples_of(program.program, files) if files else data.varied_samples(types)
         program.save(Path(folder) / "program")
         asked = tolerance(path, program.program, samples, min_sqnr_db, min_cosine)
         return verified(path, Path(folder) / "program", program.program, program.target, samples, asked)

@@ -142,7 +142,7 @@ def _cut(model: Path, cut: Cut) -> onnx.ModelProto:
     for value in graph.input:
         for dim, extent in zip(value.type.tensor_type.shape.dim, cut.shapes.get(value.name, ()), strict=False):
             dim.dim_value = extent
-    reached = _reached(outputs, {*cut.inputs}, producers)
+    reached = _reach(outputs, {*cut.inputs}, producers)
     for name in cut.inputs:
         if name not in reached:
             raise ModelError(
@@ -166,10 +166,10 @@ def _cut(model: Path, cut: Cut) -> onnx.ModelProto:
     inputs = [name for name in cut.inputs or own if name in reached]
     parts: Mapping[str, Sequence[Any]] = {
         "node": nodes,
-        "initializer": [_held(each, model.parent) for each in graph.initializer if each.name in read],
+        "initializer": [_embed(each, model.parent) for each in graph.initializer if each.name in read],
         "value_info": [each for each in graph.value_info if each.name in read and each.name not in inputs],
-        "input": [_typed(name, types) for name in inputs],
-        "output": [_typed(name, types) for name in outputs],
+        "input": [_type_of(name, types) for name in inputs],
+        "output": [_type_of(name, types) for name in outputs],
     }
     copies = {field: [type(each).FromString(each.SerializeToString()) for each in parts[field]] for field in parts}
     for field, entries in copies.items():
@@ -185,7 +185,7 @@ def _expect_known(names: Sequence[str], known: Collection[str], option: str) -> 
             raise ModelError("E109", reason, tensor=name, remedy="give names of tensors, not of nodes or weights")
 
 
-def _reached(outputs: Sequence[str], inputs: Collection[str], producers: Mapping[str, onnx.NodeProto]) -> set[str]:
+def _reach(outputs: Sequence[str], inputs: Collection[str], producers: Mapping[str, onnx.NodeProto]) -> set[str]:
     """Every tensor that the outputs depend on, up to the inputs."""
     found: set[str] = set()
     waiting = [*outputs]
@@ -199,7 +199,7 @@ def _reached(outputs: Sequence[str], inputs: Collection[str], producers: Mapping
     return found
 
 
-def _typed(name: str, types: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
+def _type_of(name: str, types: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
     if name not in types:
         reason = "the type of this tensor is not known"
         remedy = "simplify the model, or run ONNX's shape inference"
@@ -207,7 +207,7 @@ def _typed(name: str, types: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInf
     return types[name]
 
 
-def _held(tensor: onnx.TensorProto, folder: Path) -> onnx.TensorProto:
+def _embed(tensor: onnx.TensorProto, folder: Path) -> onnx.TensorProto:
     """The constant with its data in the model."""
     from onnx import numpy_helper
 

@@ -15,7 +15,7 @@ from npuc.frontend.binding import bound_values, input_types
 from npuc.frontend.model import ImportedModel
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
-from npuc.images.description import bound
+from npuc.images.description import bind
 from npuc.ir import Graph
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.pipeline import Step
@@ -70,7 +70,7 @@ def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[P
 def _bind_descriptions(request: Request, *, fused: bool = True) -> Request:
     """The request with its descriptions bound to the inputs of the model. Raises DataError (E405).
 
-    fused: as for `bound`.
+    fused: as for `bind`.
     """
     options = request.options
     if not options.input:
@@ -79,7 +79,7 @@ def _bind_descriptions(request: Request, *, fused: bool = True) -> Request:
     values = bound_values(model, options.bind)
     model = rebatch(model, request.shapes, (), request.model.parent)
     types = input_types(model.graph, {*values, *(each.name for each in model.graph.initializer)}, request.shapes)
-    found = bound(options.input, types, fused=fused)
+    found = bind(options.input, types, fused=fused)
     return replace(request, options=replace(options, input=found))
 
 

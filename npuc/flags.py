@@ -10,9 +10,9 @@ from typing import Any, TypedDict
 
 from npuc.flag import CHOICES, MIXED, REMOVED
 from npuc.host.c_text import identifier
-from npuc.images.description import described
-from npuc.storage.files import decoded
-from npuc.system.budget import given
+from npuc.images.description import describe
+from npuc.storage.files import decode
+from npuc.system.budget import read_file
 from npuc.target import FLOATING, Options, Target, usual_options
 from npuc.text.terminal import closest
 
@@ -142,7 +142,7 @@ def _layers(value: str | Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, 
     found: list[tuple[str, str]] = []
     for text in _names(value):
         if text.startswith("@"):
-            lines = decoded(given(Path(text[1:]), "E401", "give a file of NODE=PRECISION lines")).split("\n")
+            lines = decode(read_file(Path(text[1:]), "E401", "give a file of NODE=PRECISION lines")).split("\n")
             found += _layers([each.strip() for each in lines if each.strip() and not each.startswith("#")])
             continue
         name, equals, precision = text.rpartition("=")
@@ -183,6 +183,6 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "outputs": _split_names,
     "mixed": _parse_mixed,
     "prefix": identifier,
-    "input": described,
+    "input": describe,
 }
 """Conversion of values as people write them to fields of Options."""

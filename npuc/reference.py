@@ -22,9 +22,9 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array, Graph
 from npuc.onnx_files.standby import INTERPRETER, Interpreted, Standby
-from npuc.storage.mapped import kept, place_of, trim
+from npuc.storage.mapped import keep, place_of, trim
 from npuc.system.budget import is_exhausted, no_memory
-from npuc.system.confinement import isolated, refused
+from npuc.system.confinement import isolate, runtime_refusal
 
 if TYPE_CHECKING:
     import onnx
@@ -87,14 +87,14 @@ def session(
     model (E105). precise: whether integer products are exact on every processor; they are faster without.
     Raises ModelError (E105) if onnxruntime refuses the model.
     """
-    mapped = {name: kept(value) for name, value in weights.items()}
+    mapped = {name: keep(value) for name, value in weights.items()}
     given = _serialise(model, mapped)
     if mapped:
         trim()  # a session maps its weights itself
     products = isinstance(model, bytes | Path) or has_integer_products(model)  # the former are searched
     del model  # it takes as much memory as its bytes
     opened = partial(_try_session, given, mapped, few_runs=few_runs, precise=precise, products=products)
-    found = isolated(opened) if confined else opened()
+    found = isolate(opened) if confined else opened()
     if mapped:
         trim()  # temporary data of the opening
     return found
@@ -112,7 +112,7 @@ def _try_session(
         except Exception as error:
             if is_exhausted(error):
                 raise no_memory() from None
-            raise refused(error) from None
+            raise runtime_refusal(error) from None
 
 
 def _exact(given: str | bytes, weights: Mapping[str, Array]) -> str | bytes:

@@ -91,7 +91,7 @@ def _defective(error: Exception, wants_json: bool) -> int:
 
 def _print_refusal(error: NpucError, wants_json: bool) -> int:
     """Prints an error, also as JSON if requested, and returns the exit code."""
-    if interrupts.arrived():
+    if interrupts.has_arrived():
         return 130
     if wants_json:
         print_json({"status": "error", "errors": [problem.as_json() for problem in error.problems]})

@@ -34,7 +34,7 @@ from npuc.cli.output import (
     say,
     write_folder,
 )
-from npuc.text.escaping import printed, terminal
+from npuc.text.escaping import terminal, terminal_lines
 
 if TYPE_CHECKING:
     from npuc.ir import Array
@@ -192,7 +192,7 @@ def _print(found: Disassembly) -> None:
         return
     for each in lines:
         colour = COLOURS.get(each.kind)
-        click.echo(click.style(printed(each.text), **colour) if colour else printed(each.text))
+        click.echo(click.style(terminal_lines(each.text), **colour) if colour else terminal_lines(each.text))
 
 
 def _image(artefact: Artefact, asked: str, form: str) -> str:
@@ -241,7 +241,7 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
     from npuc.account import account_of
     from npuc.frontend.reading import read_model
     from npuc.program import file_sha256, showing
-    from npuc.reports.layers import annotated, layers_of, node_data
+    from npuc.reports.layers import annotate, layers_of, node_data
     from npuc.text.escaping import json_text
 
     found, report = read_model(model), artefact.program.report
@@ -256,7 +256,7 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
         if form == EXPLORED:
             known = node_data(found, report, entries)
             return {f"{key}.json": f"{json_text(each)}\n".encode() for key, each in known.items()}
-        return {f"{model.stem}.onnx": annotated(found, report, entries).SerializeToString(deterministic=True)}
+        return {f"{model.stem}.onnx": annotate(found, report, entries).SerializeToString(deterministic=True)}
 
 
 def _apply_prefix(program: Program, target: Target, form: str, prefix: str | None) -> Program:
@@ -284,7 +284,7 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
     inputs = program_inputs(program)
     if files:
         return samples_of.load(files, inputs, images=program.images).first(SELF_TEST_SAMPLES).inputs
-    samples = samples_of.varied(inputs, SELF_TEST_SAMPLES)
+    samples = samples_of.varied_samples(inputs, SELF_TEST_SAMPLES)
     announce_synthetic("self test", "--data DATA.npz", samples, "varied")
     return samples.inputs
 

@@ -28,7 +28,7 @@ from npuc.cli.options import (
 )
 from npuc.cli.output import PATH, Artefact, answer, note, open_artefact, print_json, say, verbose, working
 from npuc.flag import SYNTHETIC
-from npuc.text.escaping import shown
+from npuc.text.escaping import escape_report
 from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def diff(
         report["outputs"] = _outputs(pair, data)
     if model is not None:
         report["accuracy"] = _accuracy(pair, data, model)
-    told = summaries.difference(shown(report), first, second, verbose=verbose() > 0)
+    told = summaries.difference(escape_report(report), first, second, verbose=verbose() > 0)
     if output is not None:
         page = _page(pair, report).encode()
         with replacing(output) as staging:
@@ -173,7 +173,7 @@ def compare(
       npuc compare resnet8.onnx --target easynpu --machine large --machine my.toml
       npuc compare resnet8.onnx --targets easynpu,easynpu:large --data test.npz
     """
-    from npuc.images.description import described
+    from npuc.images.description import describe
     from npuc.reports import tables
     from npuc.reports.comparison import ComparedModel
     from npuc.reports.comparison import compare as compared
@@ -183,7 +183,7 @@ def compare(
     own = {name: value for name, value in flags.items() if value is not None}
     subject = ComparedModel(model, shapes, calibration, data)
     with working("comparing") as bar:
-        images = () if input is None else described(input)
+        images = () if input is None else describe(input)
         report = compared(subject, found, Options(strict=strict, flags=own, input=images), bar)
     say(tables.comparison(report, form), exact=form != "text")
     return 0 if report["status"] == "ok" else 1
@@ -286,7 +286,7 @@ def sweep(
     if form == "json":
         print_json({**report, "output": None if output is None else str(output)})
     else:
-        say(tables.swept(report, form), exact=form != "text")
+        say(tables.sweep_text(report, form), exact=form != "text")
         if output is not None:
             note(f"{output}: {output.stat().st_size:,} bytes")
     return 0 if report["status"] == "ok" else 1

@@ -35,7 +35,7 @@ from npuc.cli.options import (
 )
 from npuc.cli.output import PATH, print_json, say, tell_warnings, unread, verbose, with_seconds, working
 from npuc.flag import CHOICES
-from npuc.text.escaping import shown
+from npuc.text.escaping import escape_report
 from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def compile_command(
     if as_json:
         print_json(report)
     else:
-        say(summaries.compiled(shown(report), entries, directory, verbose=more > 0))
+        say(summaries.compile_summary(escape_report(report), entries, directory, verbose=more > 0))
 
 
 def _tell_variants(compiled: Program, variants: Sequence[Program], directory: Path, *, as_json: bool) -> None:
@@ -198,8 +198,12 @@ def _tell_variants(compiled: Program, variants: Sequence[Program], directory: Pa
         tell_warnings(report["warnings"])
         if not as_json:
             say(str(variant))
-            whole = shown({"status": "ok", **report})
-            say(summaries.compiled(whole, account_of(each.manifest), directory / variant.path, verbose=False))
+            whole = escape_report({"status": "ok", **report})
+            say(
+                summaries.compile_summary(
+                    whole, account_of(each.manifest), directory / variant.path, verbose=False
+                )
+            )
     if not as_json:
         say(f"{len(told)} variants in {held:,} bytes; {alone:,} without what they share")
 
@@ -241,7 +245,7 @@ def check(
       npuc check resnet8.onnx --target nvdla-full --precision fp16
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
     """
-    from npuc.account import ACCOUNT, as_json, checked, groups
+    from npuc.account import ACCOUNT, as_json, check_summary, groups
     from npuc.cutting import part_of
     from npuc.driver import NOWHERE, survey_of
     from npuc.registry import target as find
@@ -266,5 +270,5 @@ def check(
         say("\n".join(str(each.problem) for each in wrong), err=True)
     hosted = [each for each in found if each not in wrong]
     if form == "text" and (survey.entries or hosted) and not (strict and wrong):
-        say(checked(survey.entries, hosted, f"{model}: {target}", verbose=verbose() > 0))
+        say(check_summary(survey.entries, hosted, f"{model}: {target}", verbose=verbose() > 0))
     return 1 if wrong else 0

@@ -33,7 +33,7 @@ from npuc.cli.options import (
 )
 from npuc.cli.output import PATH, answer, open_artefact, working, write_output
 from npuc.program import Ranges
-from npuc.text.escaping import Shown, shown
+from npuc.text.escaping import Shown, escape_report
 from npuc.text.terminal import count, plural, table
 
 
@@ -112,7 +112,7 @@ def accuracy(
             )
     except NotTaken as error:
         raise click.UsageError(str(error)) from None
-    answer(report, _as_text(shown(report)), as_json)
+    answer(report, _as_text(escape_report(report)), as_json)
     return 0 if report["status"] == "ok" else 1
 
 

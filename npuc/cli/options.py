@@ -413,7 +413,7 @@ def limit_options(command: Callable[..., T]) -> Callable[..., T]:
     @wraps(command)
     def with_limits(*args: Any, memory_limit: int | None, **options: Any) -> T:
         given = os.environ.get(CUSTOM_OPS, "")
-        with budget.limited(memory_limit, _seconds()), custom_ops(given.split(os.pathsep) if given else ()):
+        with budget.set_limits(memory_limit, _seconds()), custom_ops(given.split(os.pathsep) if given else ()):
             return command(*args, **options)
 
     return with_limits

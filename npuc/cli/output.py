@@ -18,8 +18,8 @@ import click
 
 from npuc.errors import NpucError
 from npuc.frozen import frozen
-from npuc.text.escaping import printed
-from npuc.text.terminal import CLEAR, Progress, folded, progress, report_json
+from npuc.text.escaping import terminal_lines
+from npuc.text.terminal import CLEAR, Progress, fold, progress, report_json
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -72,10 +72,10 @@ def say(text: str, *, err: bool = False, exact: bool = False) -> None:
         return
     stream = sys.stderr if err else sys.stdout
     if stream.isatty() and not exact:
-        text = folded(text, get_terminal_size().columns)
+        text = fold(text, get_terminal_size().columns)
     try:
         over = CLEAR if err and stream.isatty() else ""  # the line that tells the progress
-        click.echo(over + (text if exact and not stream.isatty() else printed(text)), err=err)
+        click.echo(over + (text if exact and not stream.isatty() else terminal_lines(text)), err=err)
     except OSError as error:
         raise CannotPrint(error.errno, error.strerror) from None
 
@@ -159,9 +159,9 @@ class Artefact:
 
     def graph(self) -> Mapping[str, Any]:
         """Its graph.json. Raises ArtefactError if npuc did not write it."""
-        from npuc.evidence import described
+        from npuc.evidence import read_graph
 
-        return described(self.with_evidence())
+        return read_graph(self.with_evidence())
 
     def with_evidence(self) -> Program:
         """The program with its evidence. Raises ArtefactError (E502)."""

@@ -12,7 +12,7 @@ import click
 from npuc.cli.completing import LAYERS
 from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model, removed_options
 from npuc.cli.output import PATH, Artefact, answer, open_artefact, working, write_output
-from npuc.text.escaping import shown
+from npuc.text.escaping import escape_report
 
 if TYPE_CHECKING:
     from npuc.reports.page import Evidence
@@ -136,12 +136,12 @@ def _pictures(artefact: Artefact, data: Sequence[Path], samples: Samples) -> lis
 def _samples(artefact: Artefact, data: tuple[Path, ...]) -> Samples:
     """Samples of the data, or a few synthetic ones."""
     from npuc.running import program_inputs
-    from npuc.samples.loading import varied
+    from npuc.samples.loading import varied_samples
 
     if data:
         return artefact.samples(data)
     few = min(SYNTHETIC, max(MACS // max(artefact.program.report["macs"], 1), 1))
-    return varied(program_inputs(artefact.program), few)
+    return varied_samples(program_inputs(artefact.program), few)
 
 
 @click.command()
@@ -189,7 +189,7 @@ def trace(
     measured = None if chip_model == "own" else _measure_cycles(subject, data, chip_model)
     with showing(artefact):
         timeline = subject.target.timeline(subject.program)
-        found = tracing.trace(subject.program, timeline if measured is None else timeline.measured(measured))
+        found = tracing.trace(subject.program, timeline if measured is None else timeline.with_cycles(measured))
         content = (tracing.perfetto if form == "perfetto" else tracing.chrome)(found)
     slices = len(found.slices)
     text = f", {slices} slices in {len(found.lanes)} lanes"
@@ -246,4 +246,4 @@ def explain(
     checked = None if model is None else subject.verify(model, _samples(subject, data).first(SAMPLES))
     with showing(artefact):
         found = explanation(subject.program, subject.target, graph, node, checked)
-        answer(found, summaries.explanation(shown(found)), as_json)
+        answer(found, summaries.explanation(escape_report(found)), as_json)

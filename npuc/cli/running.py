@@ -25,7 +25,7 @@ from npuc.cli.output import (
     verbose,
     working,
 )
-from npuc.text.escaping import shown, terminal
+from npuc.text.escaping import escape_report, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -235,7 +235,7 @@ def verify(
             bar.begin("finding the first difference")
             folder = output or Path(f"{artefact.stem}.bisect")
             report["bisect"] = _bisect(model, subject, samples, report, folder)
-    answer(report, summaries.verified(shown(report), tolerance), as_json)
+    answer(report, summaries.verify_summary(escape_report(report), tolerance), as_json)
     return 0 if report["status"] == "ok" else 1
 
 
@@ -245,12 +245,12 @@ def _bisect(
     """The first difference or the largest loss, and the files that reproduce it."""
     from dataclasses import asdict
 
-    from npuc.evidence import described
+    from npuc.evidence import read_graph
     from npuc.regions.artefact import is_composite
     from npuc.verification import bisection
 
     program, target = artefact.with_evidence(), artefact.target
-    graph = described(program)
+    graph = read_graph(program)
     whole = not is_composite(program)
     difference = bisection.first_difference(model, program, target, samples) if whole else None
     found = asdict(difference) if difference else bisection.largest_loss(report, graph)
@@ -291,19 +291,19 @@ def _compare_dumps(model: Path, artefact: Artefact, samples: Samples, folder: Pa
         "dumps": rows,
         "difference": None if difference is None else asdict(difference),
     }
-    answer(report, summaries.dumped(shown(report)), as_json)
+    answer(report, summaries.dump_summary(escape_report(report)), as_json)
     return 0 if difference is None else 1
 
 
 def _samples(artefact: Artefact, data: tuple[Path, ...], count: int | None) -> Samples:
     """The samples of the data files, or announced synthetic ones."""
     from npuc.running import program_inputs
-    from npuc.samples.loading import varied
+    from npuc.samples.loading import varied_samples
 
     if data:
         samples = artefact.samples(data).first(count)
         announce_left_out(samples)
         return samples
-    samples = varied(program_inputs(artefact.program)).first(count)
+    samples = varied_samples(program_inputs(artefact.program)).first(count)
     announce_synthetic("verified", "--data DATA.npz", samples, "varied")
     return samples

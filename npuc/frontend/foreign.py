@@ -15,7 +15,7 @@ from npuc.ir import Array, TensorType
 from npuc.onnx_files.external_data import without_weights
 from npuc.onnx_files.subgraphs import subgraphs
 from npuc.reference import session, with_outputs
-from npuc.system.confinement import isolated
+from npuc.system.confinement import isolate
 
 
 def all_inputs(node: onnx.NodeProto) -> Iterator[str]:
@@ -204,7 +204,7 @@ def _infer_isolated(model: onnx.ModelProto) -> dict[str, TypeProto]:
     if len(plain) == len(model.graph.output) and all(map(is_static, plain.values())):
         return plain
     try:
-        (found,) = isolated(_Propagation).run(None, {"model": model.SerializeToString()})
+        (found,) = isolate(_Propagation).run(None, {"model": model.SerializeToString()})
     except NpucError as error:
         if error.problems[0].code == "E105":
             return plain

@@ -309,7 +309,7 @@ class _Import:
             self.protos,
             tuple(self.opsets),
             self.model.ir_version,
-            to.names.taken(),
+            to.names.all_names(),
             texts,
             self.unreadable,
             tuple(self.file_nodes),

@@ -18,7 +18,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Node, TensorType, type_of
 from npuc.ops import OPS, infer
 from npuc.program import Port
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damage_error, read
 from npuc.system.budget import expect_room
 
 
@@ -195,7 +195,7 @@ def steps_of(manifest: Mapping[str, Any], segment: type[Segment]) -> tuple[HostS
 def _step(entry: Any, where: str, segment: type[Segment]) -> HostStep | Segment:
     kind = read(_Kind, entry, where).kind
     if kind not in (HOST, SEGMENT):
-        raise damaged(f"{where} is of kind '{kind}'", f"{HOST}, {SEGMENT}")
+        raise damage_error(f"{where} is of kind '{kind}'", f"{HOST}, {SEGMENT}")
     return read(HostStep, entry, where) if kind == HOST else read(segment, entry, where)
 
 
@@ -219,4 +219,4 @@ def outputs_among(tensors: Mapping[str, Array], ports: Sequence[Port]) -> dict[s
 
 def ungiven(output: str) -> ArtefactError:
     """The error for an output that no step computes."""
-    return damaged("no step gives this output", tensor=output)
+    return damage_error("no step gives this output", tensor=output)

@@ -25,8 +25,8 @@ from npuc.flag import POWER_OF_TWO
 from npuc.frozen import frozen
 from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.scales.model_scales import Steps, contradiction
-from npuc.storage.files import decoded, toml
-from npuc.system.budget import given
+from npuc.storage.files import decode, toml
+from npuc.system.budget import read_file
 from npuc.text.escaping import toml_string
 from npuc.text.terminal import closest
 
@@ -54,8 +54,8 @@ def table_of(source: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Table
 
 def _parse(path: Path) -> Mapping[str, Any]:
     try:
-        data = given(path, "E401", f"give {FORM}")
-        found = json.loads(decoded(data)) if path.suffix == ".json" else toml(data)
+        data = read_file(path, "E401", f"give {FORM}")
+        found = json.loads(decode(data)) if path.suffix == ".json" else toml(data)
     except (ValueError, RecursionError) as error:
         raise DataError("E406", f"'{path}' cannot be read: {error}", limit=FORM) from None
     if not isinstance(found, dict):

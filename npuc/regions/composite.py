@@ -20,7 +20,7 @@ from npuc.regions.artefact import HOST, Contents, ProgramPart, host_model, is_co
 from npuc.regions.running import CompositeRunner, within
 from npuc.registry import names
 from npuc.registry import target as find
-from npuc.storage.records import damaged
+from npuc.storage.records import damage_error
 from npuc.target import Origin, Runner, Target
 from npuc.view import Activity, Heading, Line, MemoryAnnotation, Timeline, names_of
 
@@ -39,7 +39,7 @@ def target_of(program: Program) -> Target:
         raise ArtefactError("E501", reason, limit=", ".join(names()), remedy=remedy)
     found = find(program.target)
     if program.precision not in found.precisions:
-        raise damaged(f"precision is '{program.precision}'", ", ".join(found.precisions))
+        raise damage_error(f"precision is '{program.precision}'", ", ".join(found.precisions))
     return cast(Target, Composite(found)) if is_composite(program) else found
 
 

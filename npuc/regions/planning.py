@@ -132,7 +132,7 @@ def with_constant_outputs(network: ImportedModel) -> ImportedModel:
         given.append(ImportedNode(label, proto, (), problem, source))
     nodes = (*(node.rename(own) for node in network.nodes), *given)
     types = {**network.types, **{constant: network.types[name] for name, constant in own.items()}}
-    return replace(network, nodes=nodes, constants=constants, types=types, reserved=names.taken())
+    return replace(network, nodes=nodes, constants=constants, types=types, reserved=names.all_names())
 
 
 def _expect_layers(network: ImportedModel, options: Options) -> None:

@@ -23,7 +23,7 @@ from npuc.program import MANIFEST, SHARED, VARIANTS, ModifiedArtefact, Port, Pro
 from npuc.samples import loading as data
 from npuc.samples.sources import files_of
 from npuc.storage.mapped import Content, Files, contents_of
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damage_error, read
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -73,7 +73,7 @@ def variants_of(manifest: Mapping[str, Any]) -> tuple[Variant, ...]:
     found = read(tuple[Variant, ...], manifest[VARIANTS], VARIANTS)
     for number, each in enumerate(found):
         if each.path != f"{VARIANTS}/{number}":
-            raise damaged(f"{VARIANTS}[{number}].path is {each.path!r}", f"{VARIANTS}/{number}")
+            raise damage_error(f"{VARIANTS}[{number}].path is {each.path!r}", f"{VARIANTS}/{number}")
     return found
 
 

@@ -181,7 +181,7 @@ def _tasks(
 def compute_block(task: SampleBlock) -> BlockResult:
     """One block."""
     subject = task.subject
-    allowed = budget.limited(task.limits.memory, task.limits.seconds)
+    allowed = budget.set_limits(task.limits.memory, task.limits.seconds)
     with allowed, custom_ops(task.libraries):
         program = load(subject.directory, allow_modified=subject.allow_modified)
         samples = samples_of(program, task.data).part(task.first, task.stop)

@@ -11,7 +11,7 @@ import numpy as np
 from npuc.errors import DataError
 from npuc.frozen import frozen
 from npuc.images.description import MOST, Description
-from npuc.images.pictures import fitted, is_picture, opened, pillow
+from npuc.images.pictures import fit, is_picture, open_picture, pillow
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.samples.sources import files_of
@@ -148,7 +148,7 @@ def draw_answer(picture: Path, described: Description, answer: Mapping[str, Any]
     pil = pillow()
     from PIL import ImageDraw
 
-    pixels = fitted(opened(picture, described.order), described)
+    pixels = fit(open_picture(picture, described.order), described)
     places = [0, 0, 0] if described.order == "gray" else [described.order.index(each) for each in "rgb"]
     image = pil.fromarray(np.ascontiguousarray(pixels[..., places]))
     canvas = ImageDraw.Draw(image)

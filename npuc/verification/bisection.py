@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npuc.evidence import described
+from npuc.evidence import read_graph
 from npuc.frontend.frames import add_frames
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
@@ -137,7 +137,7 @@ def first_difference(
     propagated to later layers do not hide their origin. A floating-point program can match bit for bit only with
     the freshly compiled model; an error that both share shows as a difference from onnxruntime beyond rounding.
     """
-    graph, reference = described(program), program.evidence["reference.onnx"]
+    graph, reference = read_graph(program), program.evidence["reference.onnx"]
     if program.precision not in FLOATING:
         return _first(program, target, graph, samples, _by_reference(reference))
     fresh = recompile(model, program, target)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from npuc.evidence import described, foreign_evidence, network
+from npuc.evidence import foreign_evidence, network, read_graph
 from npuc.ir import Array
 from npuc.ops.movement import KEPT_INTEGERS
 from npuc.program import Program
 from npuc.reference import has_integer_products, values_of, with_outputs
 from npuc.regions.witnesses import standing
 from npuc.storage.mapped import contents_of
-from npuc.storage.records import damaged
+from npuc.storage.records import damage_error
 from npuc.target import Target
 
 
@@ -28,7 +28,7 @@ class BitDifferences:
 
     def __init__(self, program: Program, target: Target, *, few_runs: bool = False, confined: bool = True) -> None:
         self.evidence = contents_of(program.evidence)["reference.onnx"]
-        self.described = described(program)
+        self.described = read_graph(program)
         self.tensors: Mapping[str, Any] = self.described["tensors"]
         self.inputs = {port.name for port in program.inputs}
         self.outputs = [port.name for port in program.outputs]
@@ -44,7 +44,7 @@ class BitDifferences:
         """The number format of each integer tensor."""
         missing = {*self.tensors, *self.outputs} - kinds.keys()
         if missing:
-            raise damaged(f"it lacks the tensor '{min(missing)}'", file="reference.onnx")
+            raise damage_error(f"it lacks the tensor '{min(missing)}'", file="reference.onnx")
         self.differing: dict[str, int] = {}
         """Number of differing elements in each tensor that the simulator showed."""
         self.strayed: dict[str, int] = {}
@@ -66,7 +66,7 @@ class BitDifferences:
         for name, value in (*seen.items(), *outputs.items()):
             if name in integer and value.shape != integer[name].shape:
                 reason = f"'{name}' has the shape {list(integer[name].shape)}, the program's {list(value.shape)}"
-                raise damaged(reason, file="reference.onnx")
+                raise damage_error(reason, file="reference.onnx")
         for name in self.outputs:
             self._stray(name, int((~self._near(name, outputs[name], integer[name])).sum()))
         for name in self.tensors.keys() & seen.keys():
@@ -81,7 +81,7 @@ class BitDifferences:
         for name, entry in self.tensors.items():
             found = list(values[name].shape)
             if found != entry["shape"]:
-                raise damaged(f"'{name}' has the shape {found}, not {entry['shape']}", file="reference.onnx")
+                raise damage_error(f"'{name}' has the shape {found}, not {entry['shape']}", file="reference.onnx")
 
     @property
     def exact(self) -> bool:

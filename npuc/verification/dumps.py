@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import ArtefactError, NpucError
-from npuc.evidence import described, foreign_evidence
+from npuc.evidence import foreign_evidence, read_graph
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import values_of
@@ -58,7 +58,7 @@ def compare_dumps(
     E502, E508) for a folder without dumps of this program's tensors and for evidence that npuc did not write,
     NpucError (E401, E402) for a dump that cannot be read or has the wrong size.
     """
-    graph = described(program)
+    graph = read_graph(program)
     with foreign_evidence():
         run = standing(program.evidence["reference.onnx"])
     outputs = {port.name: port.dtype for port in program.outputs}

@@ -27,7 +27,7 @@ from npuc.regions.artefact import is_composite
 from npuc.regions.assembling import LoweredPart
 from npuc.regions.running import LIMITS, CompositeRunner, sample_by_sample
 from npuc.running import batch_of, input_types, program_inputs
-from npuc.samples.loading import Samples, load, varied
+from npuc.samples.loading import Samples, load, varied_samples
 from npuc.samples.sources import files_of
 from npuc.samples.structured import row
 from npuc.storage.mapped import trim
@@ -90,7 +90,7 @@ class Prover:
         if not graphs:
             samples = self._of_host(program)
         elif samples.synthetic:
-            samples = varied(program_inputs(program))
+            samples = varied_samples(program_inputs(program))
         return entirely(program, graphs, self.request, samples)
 
     def _of_host(self, program: Program) -> Samples:
@@ -99,7 +99,7 @@ class Prover:
         if files_of(self.request.calibration):
             return load(self.request.calibration, types, types.keys(), self.request.options.input)
         try:
-            return varied(types)
+            return varied_samples(types)
         except DataError as error:
             remedy = "give samples with --calibration DATA.npz"
             raise unproved_error(DataError.of(replace(each, remedy=remedy) for each in error.problems)) from None
@@ -109,8 +109,8 @@ def prove(found: LoweredPart, request: Request) -> Program:
     """The program, checked as the options demand; its report records the results.
 
     Raises Mismatch (E603) if it does not compute what the model does, and what `unproved_error` gives where that
-    cannot be told: nothing runs the model (E105, E110, E111), its values are random (E105) or never finite (E402), or the
-    chip model cannot run here (E507, E509).
+    cannot be told: nothing runs the model (E105, E110, E111), its values are random (E105) or never finite (E402),
+    or the chip model cannot run here (E507, E509).
     """
     proof, report, options = Proof(), dict(found.program.manifest["report"]), request.options
     if options.proof != "off":
@@ -130,7 +130,7 @@ class _PartProof:
         self.program, self.graph, self.one = _as_read(found.program), found.graph, few_runs
         self.target = target
         self.calibration = found.samples
-        self.samples = varied(input_types(found.graph)) if found.samples.synthetic else found.samples
+        self.samples = varied_samples(input_types(found.graph)) if found.samples.synthetic else found.samples
         self.near = Nearness(found.graph, found.program.precision)
         self.lost: set[str] | None = None
         """Outputs that are hardly more than noise on every sample so far; None before the first."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuc.conditions.constraints import refused, table
+from npuc.conditions.constraints import refuse, table
 from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
 from npuc.host.c_text import network_name
@@ -225,7 +225,7 @@ def _fixed_problems(graph: Graph, options: Options) -> list[Problem]:
         problem = emptiness(graph, node) or conversion_refusal(graph, node) or fixed.refusal(graph, node)
         problem = problem or options.unlike(node)
         if problem is None and node not in integer and node.op not in ("QuantizeLinear", "DequantizeLinear"):
-            problem = refused(node, "no layer of 8 bits is beside it", remedy=fixed.REMEDY)
+            problem = refuse(node, "no layer of 8 bits is beside it", remedy=fixed.REMEDY)
         if problem is not None:
             found[node] = problem
     beside = set() if options.strict else {node for node in found if fixed.moves_beside(graph, node, found)}

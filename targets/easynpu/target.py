@@ -13,7 +13,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.samples.loading import Samples
-from npuc.system.budget import expect_room, given
+from npuc.system.budget import expect_room, read_file
 from npuc.target import Options, Origin, Stored, Target
 from npuc.target import Runner as TargetRunner
 from npuc.targets.easynpu.flags import DOCUMENTED, FLAGS, ISA, OBJECTIVE
@@ -185,7 +185,7 @@ class EasyNpu(Target):
         from npuc.storage.readmemh import WORDS, image_of
         from npuc.targets.easynpu import view
 
-        words = image_of(given(path, "E501", WORDS), isa.WORD_BYTES)
+        words = image_of(read_file(path, "E501", WORDS), isa.WORD_BYTES)
         expect_room(len(words) * LISTED, "the listing of its words")
         return view.entries(words, [])
 
@@ -197,7 +197,7 @@ class EasyNpu(Target):
         """The program with the words of a listing in place of its own."""
         from npuc.targets.easynpu.export import assembling
 
-        return assembling.assembled(program, given(listing, "E501", assembling.REMEDY))
+        return assembling.assembled(program, read_file(listing, "E501", assembling.REMEDY))
 
     def export(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:  # noqa: ARG002
         """Words and images as raw binary or $readmemh text, with map.json."""

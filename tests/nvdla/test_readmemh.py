@@ -82,6 +82,6 @@ def test_registers_are_listed_without_their_program(tmp_path: Path) -> None:
 
 
 def test_images_that_share_a_word_are_one() -> None:
-    text = readmemh.placed([(6, b"\5\6\7"), (1, b"\1\2"), (64, b"\x08")], 4).decode()
+    text = readmemh.memory_text([(6, b"\5\6\7"), (1, b"\1\2"), (64, b"\x08")], 4).decode()
     assert text.count("@") == 2
     assert memory_of(text, 4, 68) == b"\0\1\2\0\0\0\5\6\7\0\0\0" + bytes(52) + b"\x08\0\0\0"

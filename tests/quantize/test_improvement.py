@@ -23,9 +23,9 @@ from npuc.quantize.improvement.search import (
     Recipe,
     TrialNetwork,
     best_network,
+    divide,
     expected_error,
     plain_network,
-    split_samples,
 )
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.network.construction import LayerWeights, Quantised, Shifted
@@ -156,7 +156,7 @@ def test_every_level_is_at_least_as_good_as_the_plain_network_on_what_is_held_ou
     plain, none = best_network(graph, RECIPE, data, replace(LEVELS["1"], variants=()))
     best, steps = best_network(graph, RECIPE, data, LEVELS["1"])
     assert none == ()
-    _, held_out = split_samples(data, LEVELS["1"].samples)
+    _, held_out = divide(data, LEVELS["1"].samples)
     judge = acceptance(graph, plain.quantised, held_out)
     assert judge.noise(best.quantised) <= judge.noise(plain.quantised)
     assert any(step.kept for step in steps)
@@ -342,8 +342,8 @@ def test_who_learns_and_who_judges_does_not_depend_on_the_order_of_the_samples()
     def values(found: Sequence[Mapping[str, Array]]) -> list[bytes]:
         return [feed["x"].tobytes() for feed in found]
 
-    training, held_out = split_samples(data, 16)
-    assert [values(each) for each in split_samples(reverse, 16)] == [values(training), values(held_out)]
+    training, held_out = divide(data, 16)
+    assert [values(each) for each in divide(reverse, 16)] == [values(training), values(held_out)]
     assert (len(training), len(held_out)) == (9, 4)
     assert not {*values(training)} & {*values(held_out)}
 
@@ -446,7 +446,7 @@ def test_a_level_is_never_worse_than_the_one_below_on_what_is_held_out() -> None
         values = np.random.default_rng(seed).standard_normal((15, *graph.shape("x"))).astype(np.float32) ** 3
         data = Samples({"x": values})
         found = [best_network(graph, RECIPE, data, LEVELS[level])[0].quantised for level in "012"]
-        judge = acceptance(graph, found[0], split_samples(data, 16)[1])
+        judge = acceptance(graph, found[0], divide(data, 16)[1])
         assert (list(judge.exact), list(judge.outputs)) == (["d"], ["y"])
         least, usual, everything = (judge.noise(each) for each in found)
         assert everything <= usual <= least

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from npuc.errors import DataError
-from npuc.images.description import described
+from npuc.images.description import describe
 from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.verification.answers import Reader, as_text, draw_answer
@@ -20,7 +20,7 @@ SHAPE = (1, 3, 32, 32)
 
 
 def reader(labels: tuple[str, ...] = (), *, pictures: bool = True, **outputs: list[int]) -> Reader:
-    (image,) = described({"order": "bgr"})
+    (image,) = describe({"order": "bgr"})
     port = {"name": "x", "shape": [*SHAPE], "dtype": "float32"}
     manifest: dict[str, Any] = {
         "inputs": [port],

@@ -15,7 +15,7 @@ from npuc.models.digits import FOLDER
 from npuc.program import Program, as_loaded
 from npuc.regions.artefact import is_composite
 from npuc.samples import loading as data
-from npuc.samples.loading import Samples, varied
+from npuc.samples.loading import Samples, varied_samples
 from npuc.target import Options, Request, target
 from npuc.verification.criterion import ENOUGH, criterion, ideal, tolerance
 from npuc.verification.equivalence import expected_outputs
@@ -59,7 +59,7 @@ def test_what_is_asked_for_takes_its_place(samples: Samples) -> None:
 
 def test_made_up_samples_and_fp32_have_no_relative_criterion() -> None:
     graph = load(MODEL)
-    synthetic = varied({name: graph.tensors[name] for name in graph.inputs})
+    synthetic = varied_samples({name: graph.tensors[name] for name in graph.inputs})
     assert not criterion(MODEL, _program("int8"), synthetic).judges
     assert criterion(MODEL, _program("fp32"), synthetic) == Tolerance(60.0, 0.9999)
 

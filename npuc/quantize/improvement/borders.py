@@ -26,8 +26,8 @@ from npuc.quantize.improvement.search import (
     TrialNetwork,
     best_network,
     best_variant,
+    divide,
     plain_network,
-    split_samples,
     teaches,
 )
 from npuc.quantize.network.construction import Quantised
@@ -60,7 +60,7 @@ def best_bordered(
 ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """`best_network`, with a scale per channel at the borders if that pays on the held-out samples."""
     started = process_time()
-    training, held_out = split_samples(samples, level.samples)
+    training, held_out = divide(samples, level.samples)
     judged = recipe.equalises and level.variants and teaches(samples) and _float_outputs(graph)
     other = equalise_borders(graph, training, recipe.given) if judged else None
     if other is None:

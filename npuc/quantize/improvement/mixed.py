@@ -18,7 +18,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import SELECTS
 from npuc.ops.products import macs
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
-from npuc.quantize.improvement.search import Trial, TrialNetwork, split_samples, teaches
+from npuc.quantize.improvement.search import Trial, TrialNetwork, divide, teaches
 from npuc.quantize.network.construction import SHIFTED, LayerEncoding, Quantised
 from npuc.samples.loading import Samples
 from npuc.text.terminal import short
@@ -65,7 +65,7 @@ def mix_precision(
     plain = drawn(nowhere)
     if not teaches(samples) or not ends(plain.graph):
         return best(nowhere)
-    judge = acceptance(graph, plain, split_samples(samples, MOST_SAMPLES)[1])
+    judge = acceptance(graph, plain, divide(samples, MOST_SAMPLES)[1])
     array = best(nowhere)
     started = process_time()
     shares = _noisiest(graph, plain, candidates(graph, plain, layers, most), judge.feeds)

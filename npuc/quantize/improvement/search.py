@@ -439,7 +439,7 @@ class _Climb:
         return replace(network, integer=better)
 
 
-def split_samples(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]]]:
+def divide(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]]]:
     """At most `most` samples to learn from, and some to judge by, from a third of all; in pseudo-random order."""
     learned, held_out = pick_feeds(samples, *numbers(samples, most))
     return learned, held_out

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from npuc.conditions.constraints import SPLIT, Support, finite_constants, refused, violation
+from npuc.conditions.constraints import SPLIT, Support, finite_constants, refuse, violation
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import (
@@ -232,7 +232,7 @@ def refusal(graph: Graph, node: Node) -> Problem | None:
     row = OPERATORS.get(node.op)
     if row is None:
         limit = ", ".join(OPERATORS)
-        return refused(node, "there is no such layer of 8 bits", limit=limit, remedy=REMEDY)
+        return refuse(node, "there is no such layer of 8 bits", limit=limit, remedy=REMEDY)
     remedy = REMEDY if refused_in_floats(graph, node) is None else OTHERWISE.format("")
     return violation(graph, node, (floats, elements, *row.constraints), remedy, {within_extents: SPLIT})
 

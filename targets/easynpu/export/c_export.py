@@ -41,7 +41,7 @@ def exported(program: Program, form: str) -> dict[str, bytes]:
         return {**_c_files(program), "map.json": _map(program, dict.fromkeys(program.files, "npuc_program.c"))}
     suffix = {"bin": "bin", "readmemh": "hex"}[form]
     names = {name: f"{Path(name).stem}.{suffix}" for name in program.files}
-    texts = {name: readmemh.written(data, WORD_BYTES) for name, data in program.files.items() if form != "bin"}
+    texts = {name: readmemh.image_text(data, WORD_BYTES) for name, data in program.files.items() if form != "bin"}
     images = {file: texts.get(name, program.files[name]) for name, file in names.items()}
     return {**images, "map.json": _map(program, names)}
 
