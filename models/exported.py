@@ -77,7 +77,7 @@ class ExportedBuilder(NetworkBuilder):
         ]
         return self.node(op, names, results=results, **attrs)
 
-    def conv_bn(
+    def layer(
         self, x: str, channels: int, kernel: Pair, act: str = "", *, pads: Pads = (), **geometry: Any
     ) -> str:
         """A convolution with the batch normalisation behind it folded in, and an activation.
@@ -107,7 +107,7 @@ class ExportedBuilder(NetworkBuilder):
     def separable(self, x: str, channels: int, kernel: int, act: str, *, stride: int = 1) -> str:
         """A depthwise and a pointwise convolution."""
         C = self.shapes[x][1]
-        return self.conv_bn(self.conv_bn(x, C, kernel, act, stride=stride, group=C), channels, 1, act)
+        return self.layer(self.layer(x, C, kernel, act, stride=stride, group=C), channels, 1, act)
 
     def act(self, x: str, kind: str) -> str:
         """An activation by name; '' for none."""

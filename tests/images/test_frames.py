@@ -103,9 +103,7 @@ def test_frames_in_yuv_become_rgb(form: str, tmp_path: Path) -> None:
     for shape, order in product((FIRST, LAST), ("rgb", "bgr")):
         model = network(tmp_path, shape)
         images = bind(
-            describe({"preset": "imagenet", "frame": form, "order": order}),
-            {"x": TensorType(shape)},
-            fused=True,
+            describe({"preset": "imagenet", "frame": form, "order": order}), {"x": TensorType(shape)}, fused=True
         )
         frames = random.integers(0, 256, (2, *images[0].frame_shape)).astype(np.uint8)
         made = add_frames(read_model(model), images)

@@ -13,18 +13,7 @@ import numpy as np
 import pytest
 
 from npuc.storage import mapped
-from npuc.storage.mapped import (
-    HEAVY,
-    FilePlace,
-    Growing,
-    Pieces,
-    append,
-    keep,
-    link,
-    map_copy,
-    place_of,
-    release,
-)
+from npuc.storage.mapped import HEAVY, FilePlace, Growing, Pieces, append, keep, link, map_copy, place_of, release
 
 VALUES = np.linspace(-7, 3, HEAVY, dtype=np.float32).reshape(4, 8, -1)
 

@@ -134,7 +134,7 @@ class TrialNetwork:
         return self.integer
 
 
-def expected_error(network: TrialNetwork) -> float:
+def total_error(network: TrialNetwork) -> float:
     """The expected squared error of int8 tensors by their histograms, each relative to its energy: the sum."""
     scales, forms = network.quantised.scales, network.quantised.forms
     known = ((each, scales.get(forms.get(name, name))) for name, each in network.histograms.items())
@@ -327,7 +327,7 @@ class _Climb:
     def _plain(self, method: str) -> TrialNetwork:
         """The plain network with scales by another method, unless they are much coarser (UnsupportedOperator)."""
         found = self.maker.plain_network(self.plain.equal, method, self.plain.histograms)
-        if not self.top.thorough and expected_error(found) > COARSER * expected_error(self.plain):
+        if not self.top.thorough and total_error(found) > COARSER * total_error(self.plain):
             raise UnsupportedOperator("E205", f"scales by {method} add too much noise to every tensor")
         return found
 
