@@ -73,7 +73,7 @@ def rows(folder: Path, bias: float, seed: int, targets: tuple[str, ...], options
     exact = _outputs(model.read_bytes(), test.pixels)
     made: dict[str, Callable[[], Callable[[Array], Array]]] = {FP32: lambda: partial(_outputs, model.read_bytes())}
     made["onnxruntime"] = lambda: partial(_outputs, by_onnxruntime(model, calibration, "MinMax"))
-    made |= {name: lambda name=name: _compiled(name, model, calibration, options) for name in targets}
+    made |= {name: lambda name=name: _compile(name, model, calibration, options) for name in targets}
     for name, make in made.items():
         started = process_time()
         run = make()
@@ -81,7 +81,7 @@ def rows(folder: Path, bias: float, seed: int, targets: tuple[str, ...], options
         yield _row(name, bias, seed, test, exact, run(test.pixels), seconds)
 
 
-def _compiled(name: str, model: Path, calibration: Path, options: Options) -> Callable[[Array], Array]:
+def _compile(name: str, model: Path, calibration: Path, options: Options) -> Callable[[Array], Array]:
     """A target's program."""
     program = api.compile(model, name, calibration=calibration, options=options)
 
@@ -104,7 +104,7 @@ def _row(name: str, bias: float, seed: int, test: Scenes, exact: Array, found: A
     scores.add(exact[:, 4:], found[:, 4:])
     true, seen = exact[:, 4:] >= detector.SURE, found[:, 4:] >= detector.SURE
     both = int((true & seen).sum())
-    report = METRIC.report({FP32: _decoded(exact), "int8": _decoded(found)}, _labels(test))["int8"]
+    report = METRIC.report({FP32: _decode(exact), "int8": _decode(found)}, _labels(test))["int8"]
     return Row(
         name,
         bias,
@@ -120,7 +120,7 @@ def _row(name: str, bias: float, seed: int, test: Scenes, exact: Array, found: A
     )
 
 
-def _decoded(outputs: Array) -> list[Any]:
+def _decode(outputs: Array) -> list[Any]:
     """The detections of every sample: boxes from centre x, y and size."""
     x, y = np.tile(detector.CENTRES, detector.CELLS), np.repeat(detector.CENTRES, detector.CELLS)
     left, top, right, bottom = np.moveaxis(outputs[:, :4], 1, 0) * detector.STRIDE

@@ -48,7 +48,7 @@ def run(command: list[str], folder: Path, log: str) -> None:
         raise click.ClickException(f"{Path(command[0]).name} fails: {folder / log}")
 
 
-def placed(folder: Path, seed: int, freq: float) -> dict[str, Any]:
+def place(folder: Path, seed: int, freq: float) -> dict[str, Any]:
     """Clock (MHz), cells (used, available) by type, and the longest path's ends, for a seed."""
     options = ["--json", "easynpu.json", "--freq", str(freq), "--seed", str(seed), "--report", f"seed{seed}.json"]
     run([tool("nextpnr-ecp5"), *PLACE, *options], folder, f"seed{seed}.log")
@@ -77,7 +77,7 @@ def main(machine: str, seeds: str, freq: float, folder: Path, *, json_: bool) ->
         netlist.unlink(missing_ok=True)
         source.write_text(text)
         run([tool("yosys"), "-p", MAP], folder, "yosys.log")
-    found = [placed(folder, int(seed), freq) for seed in re.findall(r"\d+", seeds)]
+    found = [place(folder, int(seed), freq) for seed in re.findall(r"\d+", seeds)]
     if json_:
         click.echo(as_json({"machine": machine, "device": "LFE5U-85F-6", "runs": found}))
     else:

@@ -202,7 +202,7 @@ class _Replacement(ast.NodeTransformer):
         return self.new if node is self.old else self.generic_visit(node)
 
 
-def changed(source: str, number: int) -> ast.AST:
+def change(source: str, number: int) -> ast.AST:
     """The syntax tree of a text with one of its changes."""
     tree = ast.parse(source)
     return ast.fix_missing_locations(_Replacement(*[*changes(tree)][number]).visit(tree))
@@ -288,7 +288,7 @@ def _test(mutant: Mutant, tests: Sequence[str]) -> int:
     import pytest
 
     path = ROOT / mutant.file
-    _replace(path, changed(path.read_text(encoding="utf-8"), mutant.number))
+    _replace(path, change(path.read_text(encoding="utf-8"), mutant.number))
     os.chdir(ROOT)
     limit = ("--timeout", str(TEST_SECONDS), "--timeout-method", "signal")
     silence = io.StringIO()

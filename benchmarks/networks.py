@@ -64,7 +64,7 @@ def light(name: str, folder: Path) -> Path:
     return path
 
 
-def drawn(name: str, folder: Path) -> Network:
+def draw(name: str, folder: Path) -> Network:
     """A network of DRAWN, with 40 standard normal samples."""
     stem = name.lower().replace(" ", "_")
     model, samples = folder / f"{stem}.onnx", folder / f"{stem}.npz"
@@ -72,10 +72,10 @@ def drawn(name: str, folder: Path) -> Network:
     return Network(name, "random weights and samples", str(model), str(samples))
 
 
-def searched(wanted: Sequence[str], folder: Path) -> list[Network]:
+def select(wanted: Sequence[str], folder: Path) -> list[Network]:
     """ResNet-8 and the networks of DRAWN; only those of these names, if any are given."""
     known = [each for each in networks(str(folder)) if each.name == "ResNet-8"]
-    known += [drawn(each, folder) for each in DRAWN]
+    known += [draw(each, folder) for each in DRAWN]
     return [each for each in known if not wanted or each.name in wanted]
 
 
@@ -128,7 +128,7 @@ def face_network() -> onnx.ModelProto:
     return net.finish(scores, net.gemm(x, 4), net.gemm(x, 10))
 
 
-def _drawn(name: str, path: Path) -> None:
+def _draw(name: str, path: Path) -> None:
     import numpy as np
     import onnx
 
@@ -138,7 +138,7 @@ def _drawn(name: str, path: Path) -> None:
     np.savez(path.with_suffix(".npz"), x=samples.astype(np.float32))
 
 
-def _filled(name: str, path: Path) -> None:
+def _fill(name: str, path: Path) -> None:
     import numpy as np
     import onnx
     from onnx import numpy_helper
@@ -156,18 +156,18 @@ def _filled(name: str, path: Path) -> None:
     onnx.save(model, path)
 
 
-def _prepared(name: str, folder: Path) -> Network:
+def _prepare(name: str, folder: Path) -> Network:
     trained, task, builder = KNOWN[name]
     model, samples = SHARED / "models" / f"{trained}.onnx", SHARED / "tasks" / task / "calibration.npz"
     if model.is_file() and samples.is_file():
         return Network(name, f"{trained}, {task}", str(model), str(samples))
     origin = f"{trained}, synthetic data"
     if not model.is_file():
-        model, origin = _built(builder, folder), f"npuc.models, {builder}, synthetic data"
+        model, origin = _build(builder, folder), f"npuc.models, {builder}, synthetic data"
     return Network(name, origin, str(model), str(_made_up(model, folder / f"{builder}.npz")))
 
 
-def _built(builder: str, folder: Path) -> Path:
+def _build(builder: str, folder: Path) -> Path:
     import onnx
 
     from npuc.models import MODELS
@@ -191,6 +191,6 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     if len(sys.argv) > 2:
-        (_drawn if sys.argv[2] in DRAWN else _filled)(sys.argv[2], Path(sys.argv[1]))
+        (_draw if sys.argv[2] in DRAWN else _fill)(sys.argv[2], Path(sys.argv[1]))
     else:
-        print(json.dumps([asdict(_prepared(name, Path(sys.argv[1]))) for name in KNOWN]))
+        print(json.dumps([asdict(_prepare(name, Path(sys.argv[1]))) for name in KNOWN]))

@@ -154,7 +154,7 @@ def page(found: Mapping[str, Sequence[Result]], runtime: frozenset[str]) -> str:
 def _by_operator(found: Mapping[str, Sequence[Result]]) -> list[str]:
     """The tests of single nodes, a row for all operators with the same figures."""
     counts = Counter(each.operator for each in next(iter(found.values())))
-    passed = {name: {target: _passed(found[target], name) for target in found} for name in sorted(counts)}
+    passed = {name: {target: _pass_count(found[target], name) for target in found} for name in sorted(counts)}
     alike: dict[tuple[str, str], list[str]] = {}
     for name, figures in passed.items():
         alike.setdefault((str(counts[name]), _figures(figures)), []).append(name)
@@ -194,7 +194,7 @@ def _failures(found: Mapping[str, Sequence[Result]]) -> list[str]:
     return ["", "## Failures", "", "| target | test | what |", "|--|--|--|", *rows] if rows else []
 
 
-def _passed(results: Sequence[Result], operator: str) -> str:
+def _pass_count(results: Sequence[Result], operator: str) -> str:
     """How many pass and, in brackets, how many of them on the NPU alone, if the host runs any."""
     passed = [each for each in results if each.operator == operator and each.kind == "passed"]
     alone = sum(each.place == "npu" for each in passed)

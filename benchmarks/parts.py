@@ -55,13 +55,13 @@ finally:
 """
 PARTS: Mapping[str, Sequence[str]] = {
     "imports": ("<frozen importlib._bootstrap>:_find_and_load",),
-    "model, samples, passes": ("planning.py:planned", "planning.py:settled", "loading.py:load"),
+    "model, samples, passes": ("planning.py:plan_model", "planning.py:settle", "loading.py:load"),
     "calibration": ("results.py:node_histograms",),
-    "equalisation and evidence": ("search.py:_equalised", "evidence.py:sampled"),
+    "equalisation and evidence": ("search.py:_equalise", "evidence.py:sample_windows"),
     "scales and weights": ("build.py:quantise", "__init__.py:quantise"),
     "judge": ("acceptance.py:noise", "acceptance.py:acceptance"),
     "lockstep, integer layers": ("lockstep.py:_run",),
-    "lockstep, weights and biases": ("lockstep.py:improved",),
+    "lockstep, weights and biases": ("lockstep.py:improve_layers",),
     "planning and words": ("lowering.py:lower",),
     "report and files": (
         "report.py:manifest",
@@ -69,7 +69,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "program.py:save",
         "compilation.py:_with_rewrites",
     ),
-    "proof": ("proof.py:proved",),
+    "proof": ("proof.py:prove",),
 }
 """File and name of the functions of each part."""
 REST, WHOLE = "the rest", "together"

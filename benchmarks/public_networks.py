@@ -79,7 +79,7 @@ def row(network: str, model: onnx.ModelProto, name: str) -> Row:
     return Row(network, name, report["status"], macs_share(entries), least, host)
 
 
-def rounded(model: onnx.ModelProto) -> float:
+def rounding_noise(model: onnx.ModelProto) -> float:
     """The signal to noise ratio in dB of the worst output if every float tensor between nodes has 8 bits."""
     outputs, shown, cut = [each.name for each in model.graph.output], onnx.ModelProto(), onnx.ModelProto()
     inner = [name for node in model.graph.node for name in node.output if name not in outputs]
@@ -127,7 +127,7 @@ def cells(network: str, model: onnx.ModelProto, rows: Sequence[Row]) -> tuple[st
         for share, each in zip(shares, rows, strict=True)
     ]
     host = dict.fromkeys(op for each in rows for op in each.host)
-    return (f"`{network}`", *shown, f"{rounded(model):.1f}", ", ".join([*host][:MOST_NAMED]))
+    return (f"`{network}`", *shown, f"{rounding_noise(model):.1f}", ", ".join([*host][:MOST_NAMED]))
 
 
 @click.command(help=__doc__)

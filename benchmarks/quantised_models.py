@@ -82,14 +82,14 @@ class Model:
         proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
         return proto.SerializeToString()
 
-    def unrounded(self) -> bytes:
+    def without_rounding(self) -> bytes:
         """The model in float with its limits."""
         ends, floats = {each.name for each in self.proto.graph.output}, set[str]()
         nodes, constants = list[onnx.NodeProto](), dict[str, Array]()
         for node in self.nodes:
             x, y = node.input[0], node.output[0]
             if node.op_type == "QuantizeLinear" and y not in ends:
-                more, values = self._limited(node)
+                more, values = self._limit(node)
                 nodes += more
                 constants |= values
                 floats.add(y)
@@ -100,7 +100,7 @@ class Model:
                 nodes.append(node)
         return self.variant(nodes, constants)
 
-    def _limited(self, node: onnx.NodeProto) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
+    def _limit(self, node: onnx.NodeProto) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
         """Nodes and constants that limit a tensor as a QuantizeLinear does, all but zeros."""
         x, y, scale, zero = node.input[0], node.output[0], *(self.known[name] for name in node.input[1:])
         limits = np.iinfo(zero.dtype)
@@ -122,7 +122,7 @@ def rows(path: Path, level: str, count: int) -> Iterator[Row]:
     uniform = np.random.default_rng(11).integers(-128, 128, (200, *model.shape)).astype(np.int8)[:count]
     white, alike = (noise(5 + kind, count, model.shape, alike=bool(kind)) for kind in (0, 1))
     mixed = np.concatenate([noise(kind, SAMPLES, model.shape, alike=bool(kind)) for kind in (0, 1)])
-    programs = [_compiled(path, model, level, samples) for samples in (None, mixed)]
+    programs = [_compile(path, model, level, samples) for samples in (None, mixed)]
     last = next(node for node in reversed(model.nodes) if node.op_type == "QuantizeLinear")
     zero = float(model.known[last.input[2]])
     for kind, inputs in {"uniform": uniform, "white": white, "alike": alike}.items():
@@ -132,10 +132,10 @@ def rows(path: Path, level: str, count: int) -> Iterator[Row]:
             found = decibels(_results(variant, inputs) - zero, exact)
             return np.inf if found is None else found
 
-        yield Row(path.stem, kind, sqnr(model.unrounded()), *(sqnr(each) for each in programs))
+        yield Row(path.stem, kind, sqnr(model.without_rounding()), *(sqnr(each) for each in programs))
 
 
-def _compiled(path: Path, model: Model, level: str, samples: Array | None) -> bytes:
+def _compile(path: Path, model: Model, level: str, samples: Array | None) -> bytes:
     """The integer network of npuc's program for EasyNPU."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / "samples.npz"] if samples is not None else []

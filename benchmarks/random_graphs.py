@@ -90,7 +90,7 @@ def exposed_check(seed: int, folder: Path) -> Check:
     return check
 
 
-def checked(check: Check, sample: Sample) -> Finding | str:
+def run_check(check: Check, sample: Sample) -> Finding | str:
     """The finding of a check; every exception is a finding."""
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
@@ -105,13 +105,13 @@ def smallest(check: Check, sample: Sample, found: Finding) -> Sample:
     """A minimised sample with the same finding."""
 
     def fails(candidate: Sample) -> bool:
-        again = checked(check, candidate)
+        again = run_check(check, candidate)
         return isinstance(again, Finding) and (again.where, again.kind) == (found.where, found.kind)
 
     return minimised(sample, fails)
 
 
-def written(folder: Path, name: str, seed: int, sample: Sample, found: Finding) -> None:
+def write_finding(folder: Path, name: str, seed: int, sample: Sample, found: Finding) -> None:
     """Writes the reproducer: model.onnx, inputs.npz, finding.txt."""
     place = folder / f"{name.replace('/', '-')}-{seed}"
     place.mkdir(parents=True, exist_ok=True)
@@ -154,14 +154,14 @@ def main(count: int, seed: int, targets: Sequence[str], out: Path, as_json: bool
                 check = exposed_check(turn, out) if name == EXPOSED else passes_check(turn)
             graph, net = drawn(number, steps=STEPS.get(name, FEW))
             sample = Sample(graph, net.values)
-            found = checked(check, sample)
+            found = run_check(check, sample)
             spent[name] += process_time() - started
             outcomes[name, found if isinstance(found, str) else "found"] += 1
             if isinstance(found, Finding):
                 key = f"{name}: {found.where}: {found.kind}"
                 findings[key] = findings.get(key, 0) + 1
                 if findings[key] <= 2 and name != EXPOSED:
-                    written(out, name, number, smallest(check, sample, found), found)
+                    write_finding(out, name, number, smallest(check, sample, found), found)
                     click.echo(f"seed {number}: {found}", err=True)
             if number % 100 == 0:
                 gc.collect()

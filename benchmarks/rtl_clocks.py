@@ -79,7 +79,7 @@ class Registers:
             self.waited += 1
         elif isinstance(command, Write):
             register = self.map.at(command.address)
-            self.program = self._ended() if self.program is None else self.program
+            self.program = self._end() if self.program is None else self.program
             if register.name == "S_POINTER":
                 self.producer[register.block] = register.decoded(command.value).PRODUCER
             elif register.name == "D_OP_ENABLE":
@@ -97,7 +97,7 @@ class Registers:
         """The value of a register in the group that is programmed."""
         return self.values.get((block, self.producer.get(block, 0), name), 0)
 
-    def _ended(self) -> int:
+    def _end(self) -> int:
         """The number of operations that have ended according to the interrupts waited for."""
         left, count = self.waited, 0
         for each in self.waits:
@@ -108,7 +108,7 @@ class Registers:
 
     def _enable(self, block: str) -> None:
         if block == "CDMA":
-            self.fetch = self._ended()
+            self.fetch = self._end()
         elif block == "PDP" and self.get("PDP", "D_OPERATION_MODE_CFG").FLYING_MODE == 0:
             self.flying = True
         engines = {"CDMA": self._convolution, "SDP": self._elementwise, "PDP": self._pooling}
@@ -118,7 +118,7 @@ class Registers:
         alone = block in ("CDP", "RBK") or (block == "PDP" and not self.flying) or (block == "SDP" and not fused)
         if not alone and not self.enabled >= {"SDP", "CDMA"}:
             return
-        now = self._ended()
+        now = self._end()
         fetch = now if alone or self.fetch is None else self.fetch
         self.found.append((engines[block if alone else "CDMA"](), Admission(self.program or 0, fetch, now)))
         self.waits.append(2 if self.flying else 1)

@@ -55,7 +55,7 @@ def cycles(names: Sequence[str] = tuple(NAMES)) -> Rows:
         shape = [each.dim_value for each in model.graph.input[0].type.tensor_type.shape.dim]
         noise = rng.normal(size=(16, *shape[1:])).astype(np.float32)
         samples = folder / "digits_calibration.npz" if name == "digits" else noise
-        programs = [_compiled(model, each, samples) for each in public_networks.TARGETS]
+        programs = [_compile(model, each, samples) for each in public_networks.TARGETS]
         yield NAMES[name], *(_cycles(each.report) for each in programs)
         if name == "digits":
             with np.load(folder / "digits_test.npz") as file:
@@ -75,7 +75,7 @@ def _right(outputs: Array, labels: Any) -> str:
     return f"{100 * (outputs.argmax(axis=1) == labels).mean():.1f} %"
 
 
-def _compiled(model: onnx.ModelProto, title: str, samples: Any) -> api.Compiled:
+def _compile(model: onnx.ModelProto, title: str, samples: Any) -> api.Compiled:
     target, _, precision = title.partition(" ")
     return api.compile(model, target, calibration=samples, **({"precision": precision} if precision else {}))
 
@@ -102,7 +102,7 @@ def families(names: Sequence[str] = tuple(PUBLIC)) -> Rows:
         )
 
 
-def quantised() -> Rows:
+def quantised_rows() -> Rows:
     """benchmarks/quantised_models.py."""
     yield "model", "inputs", "float network", "no data", "with samples"
     for name in ("tiny_kws_int8qdq", "tiny_vww_int8qdq", "tiny_sww_int8", "tiny_resnet8_int8qdq"):

@@ -128,7 +128,7 @@ class ConvWeights:
         taps = sliding_window_view(padded, (kernel, kernel), (2, 3))[:, :, :: self.stride, :: self.stride]
         return np.moveaxis(np.tensordot(taps, self.w, ((1, 4, 5), (1, 2, 3))) + self.b, 3, 1)
 
-    def normalised(self, x: Array, random: np.random.Generator) -> ConvWeights:
+    def normalise(self, x: Array, random: np.random.Generator) -> ConvWeights:
         """Scaled and shifted so that its results on x have means and deviations as after training."""
         results = self(x)
         gain = random.uniform(0.6, 1.5, len(self.w)) / results.std(axis=(0, 2, 3))
@@ -136,7 +136,7 @@ class ConvWeights:
         w = self.w * gain[:, None, None, None]
         return ConvWeights(w.astype(np.float32), bias.astype(np.float32), self.stride)
 
-    def added(self, net: NetworkBuilder, x: str) -> str:
+    def add_to(self, net: NetworkBuilder, x: str) -> str:
         """The name of its result in a network."""
         kernel, stride = self.w.shape[-2:], (self.stride, self.stride)
         pads = explicit_pads(net.shapes[x][2:], kernel, stride, "same")
@@ -154,18 +154,18 @@ def detector(bias: float = -6.0, seed: int = 0) -> onnx.ModelProto:
 
     bias: the median logit of cells without an object. Training uses scenes(IMAGES, (seed, 0)).
     """
-    layers, boxes, scores = trained(bias, seed)
+    layers, boxes, scores = train(bias, seed)
     net = NetworkBuilder("detector", seed)
     name = net.input((1, 3, SIZE, SIZE))
     for each in layers:
-        name = net.relu(each.added(net, name))
-    places, logits = boxes.added(net, name), scores.added(net, name)
+        name = net.relu(each.add_to(net, name))
+    places, logits = boxes.add_to(net, name), scores.add_to(net, name)
     score = net.node("Sigmoid", [logits], net.shapes[logits])
     return net.finish(net.concat(places, score))
 
 
 @lru_cache(maxsize=4)
-def trained(bias: float, seed: int) -> tuple[tuple[ConvWeights, ...], ConvWeights, ConvWeights]:
+def train(bias: float, seed: int) -> tuple[tuple[ConvWeights, ...], ConvWeights, ConvWeights]:
     """The layers up to the neck, and the heads for boxes and for scores."""
     layers, x, truth = body(seed)
     return layers, *_heads(x, truth, bias)
@@ -182,10 +182,10 @@ def body(seed: int) -> tuple[tuple[ConvWeights, ...], Array, Truth]:
         if not layers:
             w[: len(FILTERS)] = FILTERS
         drawn = ConvWeights(w.astype(np.float32), np.zeros(Co, np.float32), stride=2)
-        layers.append(drawn.normalised(x, random))
+        layers.append(drawn.normalise(x, random))
         x = np.maximum(layers[-1](x), 0)
     truth = Truth.of(seen)
-    layers.append(_neck(x, truth, random).normalised(x, random))
+    layers.append(_neck(x, truth, random).normalise(x, random))
     return tuple(layers), np.maximum(layers[-1](x), 0), truth
 
 

@@ -158,7 +158,7 @@ class DigitsNet:
         return logits, gradient
 
 
-def _shifted(random: np.random.Generator, x: Array) -> Array:
+def _shift(random: np.random.Generator, x: Array) -> Array:
     """Every image moved by -1, 0 or 1 pixels along both axes, filled with background."""
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     corners = random.integers(0, 3, (len(x), 2))
@@ -176,7 +176,7 @@ def train(x: Array, y: NDArray[np.int64]) -> DigitsNet:
         for start in range(0, len(x) - BATCH + 1, BATCH):
             time += 1
             chosen = order[start : start + BATCH]
-            logits, gradient = net.forward(_shifted(random, x[chosen]))
+            logits, gradient = net.forward(_shift(random, x[chosen]))
             chances = np.exp(logits - logits.max(axis=1, keepdims=True))
             chances /= chances.sum(axis=1, keepdims=True)
             chances[np.arange(BATCH), y[chosen]] -= 1

@@ -77,7 +77,7 @@ class ExportedBuilder(NetworkBuilder):
         ]
         return self.node(op, names, results=results, **attrs)
 
-    def folded(
+    def layer(
         self, x: str, channels: int, kernel: Pair, act: str = "", *, pads: Pads = (), **geometry: Any
     ) -> str:
         """A convolution with the batch normalisation behind it folded in, and an activation.
@@ -107,7 +107,7 @@ class ExportedBuilder(NetworkBuilder):
     def separable(self, x: str, channels: int, kernel: int, act: str, *, stride: int = 1) -> str:
         """A depthwise and a pointwise convolution."""
         C = self.shapes[x][1]
-        return self.folded(self.folded(x, C, kernel, act, stride=stride, group=C), channels, 1, act)
+        return self.layer(self.layer(x, C, kernel, act, stride=stride, group=C), channels, 1, act)
 
     def act(self, x: str, kind: str) -> str:
         """An activation by name; '' for none."""
@@ -168,7 +168,7 @@ class ExportedBuilder(NetworkBuilder):
         w = self._normal(K * features, 0, 1 / sqrt(K)).reshape(K, features)
         return self.op("Add", self._normal(features, 0, 0.1), self.op("MatMul", x, w))
 
-    def placed(self, x: str) -> str:
+    def place(self, x: str) -> str:
         """Tokens (N, T, C), each with a learned vector for its place added."""
         shape = self.shapes[x][1:]
         return self.op("Add", x, self._normal(prod(shape), 0, 0.3).reshape(shape))

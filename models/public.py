@@ -35,15 +35,15 @@ def _shuffle_block(net: ExportedBuilder, x: str, channels: int, stride: int) -> 
         y = net.op("Slice", x, [half], [channels], [1])
     else:
         C = net.shapes[x][1]
-        kept = net.folded(net.folded(x, C, 3, stride=2, group=C), half, 1, "Relu")
+        kept = net.layer(net.layer(x, C, 3, stride=2, group=C), half, 1, "Relu")
         y = x
-    y = net.folded(net.folded(y, half, 1, "Relu"), half, 3, stride=stride, group=half)
-    return net.shuffle(net.concat(kept, net.folded(y, half, 1, "Relu")), 2)
+    y = net.layer(net.layer(y, half, 1, "Relu"), half, 3, stride=stride, group=half)
+    return net.shuffle(net.concat(kept, net.layer(y, half, 1, "Relu")), 2)
 
 
 def _shuffle_net(net: ExportedBuilder, x: str, widths: tuple[int, ...], act: str = "Relu") -> list[str]:
     """The maps of stride 8, 16, ... of a ShuffleNetV2."""
-    x = net.pool("MaxPool", net.folded(x, 16, 3, act, stride=2), 3, stride=2, pads=(1, 1, 1, 1))
+    x = net.pool("MaxPool", net.layer(x, 16, 3, act, stride=2), 3, stride=2, pads=(1, 1, 1, 1))
     maps = list[str]()
     for width in widths:
         x = _shuffle_block(net, x, width, 2)
@@ -56,14 +56,14 @@ def shufflenet_detector(seed: int = 0) -> onnx.ModelProto:
     net = ExportedBuilder("shufflenet_detector", seed)
     fine, middle, coarse = _shuffle_net(net, net.input((1, 3, 160, 160)), (48, 96, 192))
     pooled = net.pool("AveragePool", fine, 3, stride=2, pads=(1, 1, 1, 1))
-    x = net.folded(net.concat(pooled, middle, net.resize(coarse, middle, "nearest")), 96, 1, "Relu")
+    x = net.layer(net.concat(pooled, middle, net.resize(coarse, middle, "nearest")), 96, 1, "Relu")
     deep = list[str]()
     for depth in range(1, 4):
         y = x
         for _ in range(depth):
-            y = net.folded(y, 96, 5, "Relu", group=96)
+            y = net.layer(y, 96, 5, "Relu", group=96)
         deep.append(y)
-    x = net.relu(net.add(x, net.folded(net.concat(*deep), 96, 1)))
+    x = net.relu(net.add(x, net.layer(net.concat(*deep), 96, 1)))
     head = [net.conv(net.separable(x, 96, 5, "Relu"), count, 1) for count in (1, 4, 20)]
     score, classes = net.op("Sigmoid", head[0]), net.op("Softmax", head[2], axis=1)
     return net.finish(net.concat(score, head[1], classes))
@@ -73,7 +73,7 @@ def nanodet(seed: int = 0) -> onnx.ModelProto:
     """NanoDet: PAN of ghost-like separable convolutions, heads whose distances are expectations over 8 bins."""
     net = ExportedBuilder("nanodet", seed)
     maps = _shuffle_net(net, net.input((1, 3, 128, 128)), (48, 96, 192), "LeakyRelu")
-    fine, middle, coarse = (net.folded(each, 48, 1, "LeakyRelu") for each in maps)
+    fine, middle, coarse = (net.layer(each, 48, 1, "LeakyRelu") for each in maps)
     middle = net.separable(net.concat(middle, net.resize(coarse, middle)), 48, 5, "LeakyRelu")
     fine = net.separable(net.concat(fine, net.resize(middle, fine)), 48, 5, "LeakyRelu")
     down = net.separable(fine, 48, 5, "LeakyRelu", stride=2)
@@ -97,23 +97,23 @@ def _corners(net: ExportedBuilder, distance: str, centres: NDArray[np.float32]) 
 
 def _csp(net: ExportedBuilder, x: str, channels: int, *, add: bool = True) -> str:
     """YOLOv8's C2f: a bottleneck on one half, all halves together."""
-    x = net.folded(x, channels, 1, "swish")
+    x = net.layer(x, channels, 1, "swish")
     first = net.op("Split", x, [channels // 2] * 2, results=2, axis=1)
     last = f"{first}_1"
-    y = net.folded(net.folded(last, channels // 2, 3, "swish"), channels // 2, 3, "swish")
-    return net.folded(net.concat(first, last, net.add(last, y) if add else y), channels, 1, "swish")
+    y = net.layer(net.layer(last, channels // 2, 3, "swish"), channels // 2, 3, "swish")
+    return net.layer(net.concat(first, last, net.add(last, y) if add else y), channels, 1, "swish")
 
 
 def _yolo_neck(net: ExportedBuilder, x: str) -> list[str]:
     """Backbone with SPPF, and maps of stride 8, 16 and 32 that have seen one another."""
-    x = net.folded(net.folded(x, 16, 3, "swish", stride=2), 32, 3, "swish", stride=2)
-    fine = _csp(net, net.folded(_csp(net, x, 32), 48, 3, "swish", stride=2), 48)
-    middle = _csp(net, net.folded(fine, 64, 3, "swish", stride=2), 64)
-    coarse = _csp(net, net.folded(middle, 96, 3, "swish", stride=2), 96)
-    pools = [net.folded(coarse, 48, 1, "swish")]
+    x = net.layer(net.layer(x, 16, 3, "swish", stride=2), 32, 3, "swish", stride=2)
+    fine = _csp(net, net.layer(_csp(net, x, 32), 48, 3, "swish", stride=2), 48)
+    middle = _csp(net, net.layer(fine, 64, 3, "swish", stride=2), 64)
+    coarse = _csp(net, net.layer(middle, 96, 3, "swish", stride=2), 96)
+    pools = [net.layer(coarse, 48, 1, "swish")]
     for _ in range(3):
         pools.append(net.pool("MaxPool", pools[-1], 5, stride=1, pads=(2, 2, 2, 2)))
-    coarse = net.folded(net.concat(*pools), 96, 1, "swish")
+    coarse = net.layer(net.concat(*pools), 96, 1, "swish")
     scales = np.array([1, 1, 2, 2], np.float32)
     attrs: dict[str, Any] = {
         "mode": "nearest",
@@ -148,7 +148,7 @@ def yolov8(seed: int = 0) -> onnx.ModelProto:
     """YOLOv8's head: distances as expectations over 16 bins by a 1x1 convolution, boxes by centre and size."""
     net, maps = ExportedBuilder("yolov8", seed), list[str]()
     for x in _yolo_neck(net, net.input((1, 3, 96, 96))):
-        heads = [net.folded(net.folded(x, 32, 3, "swish"), 32, 3, "swish") for _ in range(2)]
+        heads = [net.layer(net.layer(x, 32, 3, "swish"), 32, 3, "swish") for _ in range(2)]
         y = net.concat(net.conv(heads[0], 64, 1), net.conv(heads[1], 8, 1))
         maps.append(net.op("Reshape", y, [1, 72, -1]))
     head = net.op("Split", net.op("Concat", *maps, axis=2), [64, 8], results=2, axis=1)
@@ -184,11 +184,11 @@ def _ssd_boxes(net: ExportedBuilder, rows: str, extents: tuple[int, ...], anchor
 def ssd(seed: int = 0) -> onnx.ModelProto:
     """SSD over a MobileNetV2-like backbone: three maps, softmax over classes, boxes from anchors."""
     net = ExportedBuilder("ssd", seed)
-    x, scores, boxes = net.folded(net.input((1, 3, 96, 96)), 16, 3, "relu6", stride=2), list[str](), list[str]()
+    x, scores, boxes = net.layer(net.input((1, 3, 96, 96)), 16, 3, "relu6", stride=2), list[str](), list[str]()
     for depth, (channels, stride) in enumerate(((24, 2), (24, 1), (32, 2), (32, 1), (64, 2), (64, 1), (96, 2))):
         wide = 4 * net.shapes[x][1]
-        y = net.folded(net.folded(x, wide, 1, "relu6"), wide, 3, "relu6", stride=stride, group=wide)
-        y = net.folded(y, channels, 1)
+        y = net.layer(net.layer(x, wide, 1, "relu6"), wide, 3, "relu6", stride=stride, group=wide)
+        y = net.layer(y, channels, 1)
         x = net.add(x, y) if stride == 1 else y
         if depth in (3, 5, 6):
             scores.append(_rows(net, net.conv(x, 4 * 6, 3), 6))
@@ -200,15 +200,15 @@ def ssd(seed: int = 0) -> onnx.ModelProto:
 def rfb(seed: int = 0) -> onnx.ModelProto:
     """Ultra-light face detection: separable convolutions, a block of dilated branches, two classes."""
     net = ExportedBuilder("rfb", seed)
-    x, scores, boxes = net.folded(net.input((1, 3, 96, 96)), 16, 3, "Relu", stride=2), list[str](), list[str]()
+    x, scores, boxes = net.layer(net.input((1, 3, 96, 96)), 16, 3, "Relu", stride=2), list[str](), list[str]()
     for channels, stride in ((32, 1), (32, 2), (32, 1), (64, 2)):
         x = net.separable(x, channels, 3, "Relu", stride=stride)
     branches = list[str]()
     for dilation in (2, 3, 5):
-        y = net.folded(net.folded(x, 8, 1), 16, 3, "Relu")
-        branches.append(net.folded(y, 16, 3, dilation=dilation))
-    y = net.op("Mul", net.folded(net.concat(*branches), 64, 1), 0.5)
-    x = net.relu(net.add(y, net.folded(x, 64, 1)))
+        y = net.layer(net.layer(x, 8, 1), 16, 3, "Relu")
+        branches.append(net.layer(y, 16, 3, dilation=dilation))
+    y = net.op("Mul", net.layer(net.concat(*branches), 64, 1), 0.5)
+    x = net.relu(net.add(y, net.layer(x, 64, 1)))
     for channels in (0, 96, 128):
         x = net.separable(x, channels, 3, "Relu", stride=2) if channels else x
         scores.append(_rows(net, net.conv(net.separable(x, 64, 3, "Relu"), 3 * 2, 1), 2))
@@ -221,12 +221,12 @@ def blazeface(seed: int = 0) -> onnx.ModelProto:
     """BlazeFace by tf2onnx: an NHWC input, SAME padding at the end, residuals padded with channels of zeros."""
     net = ExportedBuilder("blazeface", seed)
     x = net.op("Transpose", net.input((1, 128, 128, 3)), perm=[0, 3, 1, 2])
-    x = net.folded(x, 24, 5, "Relu", stride=2, pads=(1, 1, 2, 2))
+    x = net.layer(x, 24, 5, "Relu", stride=2, pads=(1, 1, 2, 2))
     maps = list[str]()
     for channels, stride in ((24, 1), (28, 1), (32, 2), (36, 1), (48, 2), (64, 1), (96, 2), (96, 1)):
         C = net.shapes[x][1]
         pads = (1, 1, 1, 1) if stride == 1 else (0, 0, 1, 1)
-        y = net.folded(net.folded(x, C, 3, stride=stride, group=C, pads=pads), channels, 1)
+        y = net.layer(net.layer(x, C, 3, stride=stride, group=C, pads=pads), channels, 1)
         x = net.pool("MaxPool", x, 2) if stride == 2 else x
         x = net.op("Pad", x, [0, 0, 0, 0, 0, channels - C, 0, 0], 0.0) if channels > C else x
         maps.append(x := net.relu(net.add(x, y)))
@@ -244,19 +244,19 @@ def unet(seed: int = 0) -> onnx.ModelProto:
     net = ExportedBuilder("unet", seed)
     skips, x = list[str](), net.input((1, 3, 88, 92))
     for channels in (16, 32, 64):
-        x = net.folded(net.folded(x, channels, 3, "Relu"), channels, 3, "Relu")
+        x = net.layer(net.layer(x, channels, 3, "Relu"), channels, 3, "Relu")
         skips.append(x)
         x = net.pool("MaxPool", x, 2)
-    x = net.folded(net.folded(x, 64, 3, "Relu"), 64, 3, "Relu")
+    x = net.layer(net.layer(x, 64, 3, "Relu"), 64, 3, "Relu")
     for step, skip in enumerate(reversed(skips)):
         channels = net.shapes[skip][1]
         if step % 2:
-            x = net.folded(net.resize(x, skip), channels, 1)
+            x = net.layer(net.resize(x, skip), channels, 1)
         else:
             x = net.conv_transpose(x, channels, 2)
             missing = [a - b for a, b in zip(net.shapes[skip], net.shapes[x], strict=True)]
             x = net.op("Pad", x, [0, 0, *(m // 2 for m in missing[2:]), 0, 0, *(m - m // 2 for m in missing[2:])])
-        x = net.folded(net.folded(net.concat(skip, x), channels, 3, "Relu"), channels, 3, "Relu")
+        x = net.layer(net.layer(net.concat(skip, x), channels, 3, "Relu"), channels, 3, "Relu")
     return net.finish(net.op("Sigmoid", net.conv(x, 1, 1)))
 
 
@@ -264,15 +264,15 @@ def deeplab(seed: int = 0) -> onnx.ModelProto:
     """DeepLabV3: a dilated backbone, pyramid of rates 6, 12, 18 and of the whole image, classes by ArgMax."""
     net = ExportedBuilder("deeplab", seed)
     image = net.input((1, 3, 96, 96))
-    x = net.folded(net.folded(image, 16, 3, "Relu", stride=2), 32, 3, "Relu", stride=2)
+    x = net.layer(net.layer(image, 16, 3, "Relu", stride=2), 32, 3, "Relu", stride=2)
     for channels, stride, dilation in ((48, 2, 1), (48, 1, 2), (64, 1, 4)):
-        y = net.folded(net.folded(x, channels, 3, "Relu", stride=stride), channels, 3, dilation=dilation)
-        x = net.relu(net.add(y, net.folded(x, channels, 1, stride=stride)))
-    branches = [net.folded(x, 32, 1, "Relu")]
-    branches += [net.folded(x, 32, 3, "Relu", dilation=rate) for rate in (6, 12, 18)]
-    pooled = net.folded(net.op("GlobalAveragePool", x), 32, 1, "Relu")
-    x = net.folded(net.concat(*branches, net.resize(pooled, x)), 48, 1, "Relu")
-    logits = net.resize(net.conv(net.folded(x, 48, 3, "Relu"), 21, 1), image)
+        y = net.layer(net.layer(x, channels, 3, "Relu", stride=stride), channels, 3, dilation=dilation)
+        x = net.relu(net.add(y, net.layer(x, channels, 1, stride=stride)))
+    branches = [net.layer(x, 32, 1, "Relu")]
+    branches += [net.layer(x, 32, 3, "Relu", dilation=rate) for rate in (6, 12, 18)]
+    pooled = net.layer(net.op("GlobalAveragePool", x), 32, 1, "Relu")
+    x = net.layer(net.concat(*branches, net.resize(pooled, x)), 48, 1, "Relu")
+    logits = net.resize(net.conv(net.layer(x, 48, 3, "Relu"), 21, 1), image)
     return net.finish(logits, net.op("ArgMax", logits, axis=1, keepdims=0))
 
 
@@ -291,8 +291,8 @@ def _mobile(net: ExportedBuilder, x: str, strides: tuple[Pair, ...] = ()) -> str
     """MobileNetV3's blocks; strides replace the blocks' own."""
     for i, (wide, channels, kernel, stride, gated, act) in enumerate(MOBILE):
         step = strides[i] if strides else stride
-        y = net.folded(net.folded(x, wide, 1, act), wide, kernel, act, stride=step, group=wide)
-        y = net.folded(net.squeeze_excite(y, "hard_sigmoid") if gated else y, channels, 1)
+        y = net.layer(net.layer(x, wide, 1, act), wide, kernel, act, stride=step, group=wide)
+        y = net.layer(net.squeeze_excite(y, "hard_sigmoid") if gated else y, channels, 1)
         x = net.add(x, y) if net.shapes[x] == net.shapes[y] else y
     return x
 
@@ -300,8 +300,8 @@ def _mobile(net: ExportedBuilder, x: str, strides: tuple[Pair, ...] = ()) -> str
 def mobilenet_v3(seed: int = 0) -> onnx.ModelProto:
     """MobileNetV3-small: squeeze and excitation, hard swish spelt out."""
     net = ExportedBuilder("mobilenet_v3", seed)
-    x = net.folded(net.input((1, 3, 96, 96)), 16, 3, "hard_swish", stride=2)
-    x = net.folded(_mobile(net, x), 288, 1, "hard_swish")
+    x = net.layer(net.input((1, 3, 96, 96)), 16, 3, "hard_swish", stride=2)
+    x = net.layer(_mobile(net, x), 288, 1, "hard_swish")
     x = net.op("Flatten", net.op("GlobalAveragePool", x), axis=1)
     return net.finish(net.gemm(net.act(net.gemm(x, 128), "hard_swish"), 100))
 
@@ -309,13 +309,13 @@ def mobilenet_v3(seed: int = 0) -> onnx.ModelProto:
 def tinyvit(seed: int = 0) -> onnx.ModelProto:
     """TinyViT-like: convolutions in front of two transformer stages, layer normalisation and GELU spelt out."""
     net = ExportedBuilder("tinyvit", seed)
-    x = net.folded(net.input((1, 3, 64, 64)), 16, 3, stride=2)
-    x = net.folded(net.act(x, "gelu"), 32, 3, stride=2)
-    wide = net.act(net.folded(x, 96, 1), "gelu")
-    wide = net.act(net.folded(wide, 96, 3, group=96), "gelu")
-    x = net.act(net.add(x, net.folded(wide, 32, 1)), "gelu")
+    x = net.layer(net.input((1, 3, 64, 64)), 16, 3, stride=2)
+    x = net.layer(net.act(x, "gelu"), 32, 3, stride=2)
+    wide = net.act(net.layer(x, 96, 1), "gelu")
+    wide = net.act(net.layer(wide, 96, 3, group=96), "gelu")
+    x = net.act(net.add(x, net.layer(wide, 32, 1)), "gelu")
     for channels in (48, 64):
-        x = net.folded(net.act(net.folded(x, channels, 1), "gelu"), channels, 3, stride=2, group=channels)
+        x = net.layer(net.act(net.layer(x, channels, 1), "gelu"), channels, 3, stride=2, group=channels)
         batch, _, height, width = net.shapes[x]
         y = net.tokens(x)
         for _ in range(2):
@@ -328,17 +328,17 @@ def tinyvit(seed: int = 0) -> onnx.ModelProto:
 def ppocr_recogniser(seed: int = 0) -> onnx.ModelProto:
     """PP-OCRv4-like: a CNN with gates that halves the height, attention behind it, characters by softmax."""
     net = ExportedBuilder("ppocr_recogniser", seed)
-    x = net.folded(net.input((1, 3, 48, 160)), 16, 3, "hard_swish", stride=2)
+    x = net.layer(net.input((1, 3, 48, 160)), 16, 3, "hard_swish", stride=2)
     x = _mobile(net, x, ((2, 1), 1, 1, (2, 1), (2, 1), 1))
     x = net.pool("AveragePool", x, (3, 2))
-    y = net.folded(net.folded(x, 48, (1, 3), "swish"), 64, 1, "swish")
+    y = net.layer(net.layer(x, 48, (1, 3), "swish"), 64, 1, "swish")
     batch, C, height, width = net.shapes[y]
     y = net.tokens(y)
     for _ in range(2):
         y = net.transformer(y, 8, "swish", spelt=False)
     y = net.view(net.layer_norm(y, spelt=False), batch, height, width, C)
-    y = net.folded(net.op("Transpose", y, perm=[0, 3, 1, 2]), 48, 1, "swish")
-    y = net.folded(net.folded(net.concat(x, y), 48, (1, 3), "swish"), 64, 1, "swish")
+    y = net.layer(net.op("Transpose", y, perm=[0, 3, 1, 2]), 48, 1, "swish")
+    y = net.layer(net.layer(net.concat(x, y), 48, (1, 3), "swish"), 64, 1, "swish")
     y = net.op("Transpose", net.op("Squeeze", y, [2]), perm=[0, 2, 1])
     return net.finish(net.op("Softmax", net.linear(y, 96), axis=2))
 
@@ -359,9 +359,9 @@ def crnn(seed: int = 0) -> onnx.ModelProto:
     net = ExportedBuilder("crnn", seed)
     x = net.input((1, 1, 32, 100))
     for channels, pool in ((16, 2), (32, 2), (64, 0), (64, (2, 1)), (96, 0), (96, (2, 1))):
-        x = net.folded(x, channels, 3, "Relu")
+        x = net.layer(x, channels, 3, "Relu")
         x = net.pool("MaxPool", x, pool) if pool else x
-    x = net.folded(x, 96, 2, "Relu", pads=(0, 0, 0, 0))
+    x = net.layer(x, 96, 2, "Relu", pads=(0, 0, 0, 0))
     x = net.op("Transpose", net.op("Squeeze", x, [2]), perm=[2, 0, 1])
     for _ in range(2):
         x = net.linear(net.recurrent("LSTM", x, 32, both=True), 64)
@@ -372,11 +372,11 @@ def keyword_spotting(seed: int = 0) -> onnx.ModelProto:
     """TC-ResNet by tf2onnx: coefficients as channels of 1-D convolutions, each as a map of height 1."""
     net = ExportedBuilder("keyword_spotting", seed)
     x = net.op("Transpose", net.op("Unsqueeze", net.input((1, 98, 40)), [1]), perm=[0, 3, 1, 2])
-    x = net.folded(x, 16, (1, 3), pads=(0, 1, 0, 1))
+    x = net.layer(x, 16, (1, 3), pads=(0, 1, 0, 1))
     for channels in (24, 32, 48):
-        y = net.folded(x, channels, (1, 9), "Relu", stride=(1, 2))
-        y = net.folded(y, channels, (1, 9))
-        x = net.relu(net.add(y, net.folded(x, channels, 1, "Relu", stride=(1, 2))))
+        y = net.layer(x, channels, (1, 9), "Relu", stride=(1, 2))
+        y = net.layer(y, channels, (1, 9))
+        x = net.relu(net.add(y, net.layer(x, channels, 1, "Relu", stride=(1, 2))))
     x = net.op("Squeeze", net.op("ReduceMean", x, axes=[2, 3], keepdims=1), [2, 3])
     return net.finish(net.op("Softmax", net.linear(x, 12), axis=-1))
 
@@ -393,7 +393,7 @@ def series_transformer(seed: int = 0) -> onnx.ModelProto:
     x = net.op("Pad", net.op("Div", centred, deviation), [0, 0, 0, 0, 0, 8], mode="edge")
     patches = np.arange(12)[:, None] * 8 + np.arange(16)
     x = net.op("Reshape", net.op("Gather", x, patches, axis=2), [-1, 12, 16])
-    x = net.placed(net.linear(x, 32))
+    x = net.place(net.linear(x, 32))
     for _ in range(2):
         x = net.transformer(x, 4, "gelu", spelt=False)
     x = net.linear(net.op("Reshape", x, [1, 4, -1]), 24)

@@ -17,7 +17,7 @@ OBJECTS = 50_000
 def main() -> None:
     """Runs a command; signals are handled from here on."""
     gc.set_threshold(OBJECTS)
-    code = interrupts.guarded(_command)
+    code = interrupts.guard(_command)
     gc.freeze()  # the process ends: no search for cycles among all objects, which takes a tenth of a short command
     sys.exit(code)
 

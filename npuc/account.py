@@ -15,7 +15,7 @@ from typing import Any
 from npuc.errors import NEEDLESS, ArtefactError, Problem
 from npuc.frozen import frozen
 from npuc.storage.records import read
-from npuc.text.escaping import Shown, shown, terminal
+from npuc.text.escaping import Shown, escape_report, terminal
 from npuc.text.terminal import closest, count, plural, short
 
 
@@ -194,7 +194,7 @@ def nodes_named(
     numbers = {str(each["index"]): {*each["nodes"]} for each in listing}
     if asked in names or asked in numbers:
         return names[asked] if asked in names else numbers[asked]
-    for alike in (_last_part, _part, _numbered, _end, _inside):
+    for alike in (_last_part, _part, _is_numbered, _end, _inside):
         found = {frozenset(nodes): name for name, nodes in names.items() if alike(asked, name)}
         if len(found) == 1:
             return {*next(iter(found))}
@@ -230,7 +230,7 @@ def _part(asked: str, name: str) -> bool:
     return asked in name.split(";")
 
 
-def _numbered(asked: str, name: str) -> bool:
+def _is_numbered(asked: str, name: str) -> bool:
     """Whether `name` is `asked` with a number, which converters append to make fused names unique: Conv2D1."""
     return any(part.startswith(asked) and part[len(asked) :].isdecimal() for part in name.split(";"))
 
@@ -289,21 +289,21 @@ MOST_REASONS, MOST_NODES, MOST_LETTERS = 5, 3, 160
 """The most reasons, nodes of one, and letters of its limit that are shown unless asked for all."""
 
 
-def checked(entries: Sequence[Entry], found: Sequence[Reason], what: str, *, verbose: bool) -> str:
+def check_summary(entries: Sequence[Entry], found: Sequence[Reason], what: str, *, verbose: bool) -> str:
     """The results of `npuc check`. what: the model and the target. found: why nodes do not run on the target."""
     if entries and not found:
-        return f"{what} runs all of it: {accounted(entries, found, verbose=verbose)[0]}"
-    first, *others = accounted(entries, found, verbose=verbose)
+        return f"{what} runs all of it: {place_lines(entries, found, verbose=verbose)[0]}"
+    first, *others = place_lines(entries, found, verbose=verbose)
     return "\n".join([f"{what}: {first}", *(f"  {each}" for each in others)])
 
 
-def accounted(entries: Sequence[Entry], found: Sequence[Reason], *, verbose: bool) -> list[str]:
+def place_lines(entries: Sequence[Entry], found: Sequence[Reason], *, verbose: bool) -> list[str]:
     """Where the model's nodes run: one line, and some for each reason. entries: empty if nothing runs it."""
     causes = [each for each in found if each.problem.code != NEEDLESS]
-    grouped = [shown(each) for each in groups(causes)]
+    grouped = [escape_report(each) for each in groups(causes)]
     places = Counter(each.place for each in entries)
     share, whole = macs_share(entries), sum(each.macs for each in entries)
-    known = " known" if any(map(_uncounted, grouped)) else ""
+    known = " known" if any(map(_is_uncounted, grouped)) else ""
     macs = "" if share is None else f", {100 * share:.1f} % of the{known} MACs"
     others = "".join(
         f"; {count(places[place])} {PLACES[place]}" for place in PLACES if place != NPU and places[place]
@@ -323,7 +323,7 @@ UNCOUNTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "I
 """Operators that multiply, themselves or in subgraphs: MACs of 0 mean that their number is unknown."""
 
 
-def _uncounted(each: Shown) -> bool:
+def _is_uncounted(each: Shown) -> bool:
     return each["op"] in UNCOUNTED and not each["macs"]
 
 
@@ -340,7 +340,7 @@ def _between(found: Sequence[Reason], *, verbose: bool) -> list[str]:
 def _reason(each: Shown, macs: int, *, verbose: bool) -> list[str]:
     """Why nodes run on the host, and how to avoid it."""
     costs = [f"{100 * each['macs'] / macs:.1f} % of the MACs"] if each["macs"] else []
-    costs += ["MACs not known"] if _uncounted(each) else []
+    costs += ["MACs not known"] if _is_uncounted(each) else []
     costs += [f"{count(each['bytes'])} bytes cross"] if each["bytes"] else []
     told = f" ({', '.join(costs)})" if costs else ""
     names = each["nodes"] if verbose else each["nodes"][:MOST_NODES]
@@ -373,7 +373,7 @@ def fate(entry: Shown, asked: str = "", *, named: bool = True) -> list[str]:
     return lines
 
 
-def named(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Names of nodes, the first of many."""
     more = f" and {count(len(names) - MOST_NODES)} more" if len(names) > MOST_NODES else ""
     return ", ".join(map(short, names[:MOST_NODES])) + more

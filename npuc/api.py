@@ -29,7 +29,7 @@ from npuc.ir import Array
 from npuc.program import OBJECT, STRING, Port, Program
 from npuc.regions.composite import target_of
 from npuc.regions.running import samples_of
-from npuc.regions.variants import together, undecided, variants_of
+from npuc.regions.variants import choice_error, together, variants_of
 from npuc.registry import target as find
 from npuc.samples import loading as data
 from npuc.samples.structured import objects, row
@@ -191,7 +191,7 @@ def load(directory: str | PathLike[str], *, allow_modified: bool = False) -> Com
     """
     found = programs.load(Path(directory), allow_modified=allow_modified)
     if variants := variants_of(found.manifest):
-        raise undecided(Path(directory), variants)
+        raise choice_error(Path(directory), variants)
     evidence = programs.load_evidence(Path(directory), found, allow_modified=allow_modified)
     return Compiled(programs.Program(found.manifest, found.files, evidence))
 
@@ -232,10 +232,10 @@ def verify(
     from npuc.verification.checking import verify as verified
     from npuc.verification.criterion import tolerance
 
-    program = _opened(program)
+    program = _open_program(program)
     types = running.program_inputs(program.program)
     with _part(model, program, inputs) as (path, files), TemporaryDirectory() as folder:
-        samples = samples_of(program.program, files) if files else data.varied(types)
+        samples = samples_of(program.program, files) if files else data.varied_samples(types)
         program.save(Path(folder) / "program")
         asked = tolerance(path, program.program, samples, min_sqnr_db, min_cosine)
         return verified(path, Path(folder) / "program", program.program, program.target, samples, asked)
@@ -266,7 +266,7 @@ def accuracy(
     for name, value in removed.items():
         expect_present(name, value)
         raise TypeError(f"accuracy takes no '{name}'. It takes: metric, simulate")
-    wanted, program = Asked(metric), _opened(program)
+    wanted, program = Asked(metric), _open_program(program)
     with _part(model, program, inputs) as (path, files), TemporaryDirectory() as folder:
         program.save(Path(folder) / "program")
         return judged(
@@ -274,7 +274,7 @@ def accuracy(
         )
 
 
-def _opened(program: Compiled | str | PathLike[str]) -> Compiled:
+def _open_program(program: Compiled | str | PathLike[str]) -> Compiled:
     """The program, or that of an artefact's folder. Raises ArtefactError as `load` does, TypeError for others."""
     return program if isinstance(program, Compiled) else load(program)
 
@@ -322,7 +322,7 @@ def _model_file(model: Model) -> Generator[Path]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(model.SerializeToString())
-        with _called(path, "the model"):
+        with _rename_in_errors(path, "the model"):
             yield path
 
 
@@ -348,12 +348,12 @@ def _file(inputs: Data) -> Generator[Path]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "inputs.npz"
         data.save(path, arrays)
-        with _called(path, "the data"):
+        with _rename_in_errors(path, "the data"):
             yield path
 
 
 @contextmanager
-def _called(path: Path, name: str) -> Generator[None]:
+def _rename_in_errors(path: Path, name: str) -> Generator[None]:
     """Errors within the block name what the caller gave, not the temporary file that holds it."""
     try:
         yield
@@ -383,12 +383,12 @@ class Session:
         Raises DataError (E401, E402) for missing inputs, wrong shapes, or non-numeric values; KeyError for unknown
         outputs.
         """
-        batch = {port.name: _checked(port, feeds) for port in self.get_inputs()}
+        batch = {port.name: _sample_of(port, feeds) for port in self.get_inputs()}
         outputs = {name: row(values, 0) for name, values in self.compiled.runner(batch).items()}
         return [outputs[name] for name in output_names or [port.name for port in self.get_outputs()]]
 
 
-def _checked(port: Port, feeds: Mapping[str, Any]) -> Array:
+def _sample_of(port: Port, feeds: Mapping[str, Any]) -> Array:
     """The value of an input as the one sample of a batch."""
     if port.name not in feeds:
         raise DataError("E401", "the input is not fed", tensor=port.name, limit=f"fed: {', '.join(feeds)}")

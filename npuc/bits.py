@@ -113,7 +113,7 @@ def decode(cls: type[W], value: int) -> W:
     return cls(**found)
 
 
-def shown(value: Any) -> dict[str, str | int]:
+def named_fields(value: Any) -> dict[str, str | int]:
     """The fields of a word for a listing: a value's name if it has one, otherwise the number."""
     return {
         name: next((each for each, number in place.names if number == getattr(value, name)), None)

@@ -19,8 +19,8 @@ import numpy as np
 
 from npuc.errors import ModelError
 from npuc.frontend.binding import input_types
-from npuc.frontend.foreign import captured
-from npuc.frontend.reading import parsed
+from npuc.frontend.foreign import all_inputs
+from npuc.frontend.reading import parse_model
 from npuc.ir import Array
 from npuc.onnx_files.external_data import array_of
 from npuc.program import Cut, Program
@@ -47,10 +47,10 @@ def part_of(request: Request) -> Generator[tuple[Request, Cut | None]]:
         yield request, None
         return
     with TemporaryDirectory() as folder:
-        own = {each.name for each in parsed(request.model, whole=False).graph.input}
+        own = {each.name for each in parse_model(request.model, whole=False).graph.input}
         cut = replace(cut, shapes={name: shape for name, shape in request.shapes.items() if name in own})
         model, files = _files(request.model, cut, request.calibration, Path(folder))
-        kept = {each.name for each in parsed(model, whole=False).graph.input}
+        kept = {each.name for each in parse_model(model, whole=False).graph.input}
         shapes = {name: shape for name, shape in request.shapes.items() if name in kept or name not in own}
         inner = replace(request, options=replace(options, inputs=(), outputs=()))
         yield replace(inner, model=model, calibration=files, shapes=shapes), cut
@@ -87,7 +87,7 @@ def _files(model: Path, cut: Cut, data: Sequence[Path], folder: Path) -> tuple[P
 
 def _data(model: Path, part: onnx.GraphProto, cut: Cut, data: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     """The data if they are the part's inputs; else what the model computes of its own inputs."""
-    whole = parsed(model, whole=False).graph
+    whole = parse_model(model, whole=False).graph
     own = {each.name for each in whole.input}
     inputs = [each.name for each in part.input]
     computed = [name for name in inputs if name not in own]
@@ -130,7 +130,7 @@ def _cut(model: Path, cut: Cut) -> onnx.ModelProto:
     """
     import onnx
 
-    found = parsed(model)
+    found = parse_model(model)
     graph = found.graph
     weights = {each.name for each in graph.initializer}
     weights.update(each.values.name for each in graph.sparse_initializer)
@@ -142,7 +142,7 @@ def _cut(model: Path, cut: Cut) -> onnx.ModelProto:
     for value in graph.input:
         for dim, extent in zip(value.type.tensor_type.shape.dim, cut.shapes.get(value.name, ()), strict=False):
             dim.dim_value = extent
-    reached = _reached(outputs, {*cut.inputs}, producers)
+    reached = _reach(outputs, {*cut.inputs}, producers)
     for name in cut.inputs:
         if name not in reached:
             raise ModelError(
@@ -162,14 +162,14 @@ def _cut(model: Path, cut: Cut) -> onnx.ModelProto:
     nodes = [
         node for node in graph.node if any(name in reached and name not in cut.inputs for name in node.output)
     ]
-    read = {name for node in nodes for name in captured(node)}
+    read = {name for node in nodes for name in all_inputs(node)}
     inputs = [name for name in cut.inputs or own if name in reached]
     parts: Mapping[str, Sequence[Any]] = {
         "node": nodes,
-        "initializer": [_held(each, model.parent) for each in graph.initializer if each.name in read],
+        "initializer": [_embed(each, model.parent) for each in graph.initializer if each.name in read],
         "value_info": [each for each in graph.value_info if each.name in read and each.name not in inputs],
-        "input": [_typed(name, types) for name in inputs],
-        "output": [_typed(name, types) for name in outputs],
+        "input": [_type_of(name, types) for name in inputs],
+        "output": [_type_of(name, types) for name in outputs],
     }
     copies = {field: [type(each).FromString(each.SerializeToString()) for each in parts[field]] for field in parts}
     for field, entries in copies.items():
@@ -185,7 +185,7 @@ def _expect_known(names: Sequence[str], known: Collection[str], option: str) -> 
             raise ModelError("E109", reason, tensor=name, remedy="give names of tensors, not of nodes or weights")
 
 
-def _reached(outputs: Sequence[str], inputs: Collection[str], producers: Mapping[str, onnx.NodeProto]) -> set[str]:
+def _reach(outputs: Sequence[str], inputs: Collection[str], producers: Mapping[str, onnx.NodeProto]) -> set[str]:
     """Every tensor that the outputs depend on, up to the inputs."""
     found: set[str] = set()
     waiting = [*outputs]
@@ -195,11 +195,11 @@ def _reached(outputs: Sequence[str], inputs: Collection[str], producers: Mapping
             continue
         found.add(name)
         if name in producers and name not in inputs:
-            waiting += captured(producers[name])
+            waiting += all_inputs(producers[name])
     return found
 
 
-def _typed(name: str, types: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
+def _type_of(name: str, types: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
     if name not in types:
         reason = "the type of this tensor is not known"
         remedy = "simplify the model, or run ONNX's shape inference"
@@ -207,7 +207,7 @@ def _typed(name: str, types: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInf
     return types[name]
 
 
-def _held(tensor: onnx.TensorProto, folder: Path) -> onnx.TensorProto:
+def _embed(tensor: onnx.TensorProto, folder: Path) -> onnx.TensorProto:
     """The constant with its data in the model."""
     from onnx import numpy_helper
 

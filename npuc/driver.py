@@ -15,7 +15,7 @@ from npuc.frontend.binding import bound_values, input_types
 from npuc.frontend.model import ImportedModel
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
-from npuc.images.description import bound
+from npuc.images.description import bind
 from npuc.ir import Graph
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.pipeline import Step
@@ -27,9 +27,9 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.table import expect_of_model, not_stored
 from npuc.regions.accounting import account_of
 from npuc.regions.assembling import entire
-from npuc.regions.compilation import calibrating, compiled, loads, lowered_parts, optimised_whole, request_of
-from npuc.regions.planning import ModelPlan, partitioned, planned
-from npuc.regions.rebatching import rebatched
+from npuc.regions.compilation import calibrating, compile_parts, loads, lowered_parts, optimised_whole, request_of
+from npuc.regions.planning import ModelPlan, divide, plan_model
+from npuc.regions.rebatching import rebatch
 from npuc.regions.variants import with_samples
 from npuc.rewrites import Rewrite, rewrites
 from npuc.samples.loading import Samples, synthetic
@@ -46,8 +46,8 @@ def compile_model(request: Request) -> tuple[Program, Samples]:
     """
     _expect_table(request)
     with part_of(request) as (inner, cut):
-        inner = _described(inner)
-        program, samples = compiled(inner, Prover(inner))
+        inner = _bind_descriptions(inner)
+        program, samples = compile_parts(inner, Prover(inner))
         return with_cut(_with_table(program, request.options), cut), samples
 
 
@@ -67,19 +67,19 @@ def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[P
     return found, samples[0]
 
 
-def _described(request: Request, *, fused: bool = True) -> Request:
+def _bind_descriptions(request: Request, *, fused: bool = True) -> Request:
     """The request with its descriptions bound to the inputs of the model. Raises DataError (E405).
 
-    fused: as for `bound`.
+    fused: as for `bind`.
     """
     options = request.options
     if not options.input:
         return request
     model = read_model(request.model, whole=False)
     values = bound_values(model, options.bind)
-    model = rebatched(model, request.shapes, (), request.model.parent)
+    model = rebatch(model, request.shapes, (), request.model.parent)
     types = input_types(model.graph, {*values, *(each.name for each in model.graph.initializer)}, request.shapes)
-    found = bound(options.input, types, fused=fused)
+    found = bind(options.input, types, fused=fused)
     return replace(request, options=replace(options, input=found))
 
 
@@ -113,7 +113,7 @@ def _variant(request: Request, number: int) -> Request:
     graph, options = read_model(request.model).graph, request.options
     types = input_types(graph, {each.name for each in graph.initializer}, request.shapes)
     prefix = options.prefix if options.prefix is None else f"{options.prefix}_{number}"
-    described = _described(request).options.input
+    described = _bind_descriptions(request).options.input
     types |= {each.input: each.frame_type for each in described if each.fused}
     calibration = with_samples(request.calibration, types)
     return replace(request, options=replace(options, prefix=prefix), calibration=calibration)
@@ -127,7 +127,7 @@ def quantise_model(request: Request) -> tuple[bytes, TrialNetwork]:
     """
     _expect_table(request)
     with part_of(request) as (inner, _):
-        return _quantised_model(_described(inner, fused=False))
+        return _quantised_model(_bind_descriptions(inner, fused=False))
 
 
 def _quantised_model(request: Request) -> tuple[bytes, TrialNetwork]:
@@ -138,7 +138,7 @@ def _quantised_model(request: Request) -> tuple[bytes, TrialNetwork]:
         raise UnsupportedOperator("E205", reason, node=given.name, op=given.op, remedy=remedy)
     expect_ranges(request, [graph])
     samples = calibrating(request, {name: graph.tensors[name] for name in graph.inputs})
-    network, tried = target.quantised(graph, samples, options)
+    network, tried = target.quantise(graph, samples, options)
     options.tell(tried)
     return qdq_model(network), network
 
@@ -189,19 +189,19 @@ def survey_of(request: Request) -> Survey:
     )
     asked = replace(request, options=replace(options, strict=False), calibration=())
     try:
-        plan = planned(asked)
+        plan = plan_model(asked)
     except NpucError as error:
         return Survey((), tuple(Reason(each, NOWHERE) for each in error.problems))
     try:
         lowered = lowered_parts(plan, _synthetic)
     except NpucError as error:
         return Survey((), tuple(_nowhere(plan, error)))
-    parts = partitioned(plan)
+    parts = divide(plan)
     programs = {key: each.program for key, each in lowered.items()}
     entries = account_of(plan, parts, programs, whole=entire(plan, parts, lowered) is not None)
     found = reasons(entries)
     if request.options.strict:
-        found = (replace(each, problem=_refused(each.problem)) for each in found)
+        found = (replace(each, problem=_as_refusal(each.problem)) for each in found)
     return Survey(entries, tuple(found))
 
 
@@ -210,7 +210,7 @@ def _synthetic(graphs: Sequence[Graph]) -> Samples:
     return synthetic({name: graph.tensors[name] for graph in graphs for name in graph.inputs}, 1)
 
 
-def _refused(problem: Problem) -> Problem:
+def _as_refusal(problem: Problem) -> Problem:
     """The problem under --strict for a layer that the host would run."""
     if not problem.code.startswith("W"):
         return problem

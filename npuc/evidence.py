@@ -16,7 +16,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.program import Program, canonical_json
 from npuc.storage.mapped import Content, Files
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damage_error, read
 from npuc.target import FLOATING
 
 if TYPE_CHECKING:
@@ -137,20 +137,20 @@ class _Integers(_Floats):
     tensors: Mapping[str, _Scaled]
 
 
-def described(program: Program) -> Mapping[str, Any]:
+def read_graph(program: Program) -> Mapping[str, Any]:
     """graph.json of a program with its evidence, checked. Raises ArtefactError (E502) if npuc did not write it."""
     try:
         found = json.loads(program.evidence["graph.json"])
     except (ValueError, RecursionError):
-        raise damaged("it is not JSON", file="graph.json") from None
+        raise damage_error("it is not JSON", file="graph.json") from None
     floating = program.precision in FLOATING
     checked = read(_Floats if floating else _Integers, found, "graph", "graph.json")
     for layer in checked.layers:
         if not floating and layer.tensor not in checked.tensors:
-            raise damaged(f"it lacks the tensor '{layer.tensor}'", file="graph.json")
+            raise damage_error(f"it lacks the tensor '{layer.tensor}'", file="graph.json")
     for name, tensor in checked.tensors.items():
         if tensor.factors and len(tensor.factors) != (*tensor.shape, 0, 0)[1]:
-            raise damaged(f"'{name}' has {len(tensor.factors)} factors", file="graph.json")
+            raise damage_error(f"'{name}' has {len(tensor.factors)} factors", file="graph.json")
     return found
 
 
@@ -170,9 +170,9 @@ def network(content: Content) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
         found = onnx.ModelProto.FromString(data)
         check_names(found.graph)
     except (DecodeError, ModelError):
-        raise damaged("it is not an ONNX model", file="reference.onnx") from None
+        raise damage_error("it is not an ONNX model", file="reference.onnx") from None
     if found.functions:
-        raise damaged("it has functions of its own", file="reference.onnx")
+        raise damage_error("it has functions of its own", file="reference.onnx")
     return found, weights
 
 
@@ -184,6 +184,6 @@ def foreign_evidence() -> Generator[None]:
     except ModelError as error:
         (problem, *_) = error.problems
         if problem.code not in LIMITS:
-            raise damaged(problem.reason, file="reference.onnx") from None
+            raise damage_error(problem.reason, file="reference.onnx") from None
         reason = f"reference.onnx: {problem.reason}"
         raise ArtefactError("E509", reason, limit=problem.limit, remedy=problem.remedy) from None

@@ -10,9 +10,9 @@ from typing import Any, TypedDict
 
 from npuc.flag import CHOICES, MIXED, REMOVED
 from npuc.host.c_text import identifier
-from npuc.images.description import described
-from npuc.storage.files import decoded
-from npuc.system.budget import given
+from npuc.images.description import describe
+from npuc.storage.files import decode
+from npuc.system.budget import read_file
 from npuc.target import FLOATING, Options, Target, usual_options
 from npuc.text.terminal import closest
 
@@ -130,7 +130,7 @@ def _names(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _listed(value: str | Sequence[str]) -> tuple[str, ...]:
+def _split_names(value: str | Sequence[str]) -> tuple[str, ...]:
     """Names, or a text of names with commas between them."""
     return tuple(value.split(",")) if isinstance(value, str) else tuple(value)
 
@@ -142,7 +142,7 @@ def _layers(value: str | Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, 
     found: list[tuple[str, str]] = []
     for text in _names(value):
         if text.startswith("@"):
-            lines = decoded(given(Path(text[1:]), "E401", "give a file of NODE=PRECISION lines")).split("\n")
+            lines = decode(read_file(Path(text[1:]), "E401", "give a file of NODE=PRECISION lines")).split("\n")
             found += _layers([each.strip() for each in lines if each.strip() and not each.startswith("#")])
             continue
         name, equals, precision = text.rpartition("=")
@@ -158,7 +158,7 @@ def _table(value: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
     return table_of(value)
 
 
-def _mixed(value: bool | str) -> bool:
+def _parse_mixed(value: bool | str) -> bool:
     if isinstance(value, str) and value not in CHOICES["mixed"]:
         raise ValueError(f"mixed is '{value}'.{closest(value, CHOICES['mixed'])} It is one of off, auto")
     return value if isinstance(value, bool) else value == "auto"
@@ -178,11 +178,11 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "layer": _layers,
     "allow": _names,
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),
-    "inputs": _listed,
+    "inputs": _split_names,
     "scales_in": _table,
-    "outputs": _listed,
-    "mixed": _mixed,
+    "outputs": _split_names,
+    "mixed": _parse_mixed,
     "prefix": identifier,
-    "input": described,
+    "input": describe,
 }
 """Conversion of values as people write them to fields of Options."""

@@ -36,11 +36,11 @@ def frozen(*, eq: bool = True, kw_only: bool = False) -> Callable[[C], C]: ...
 @dataclass_transform(frozen_default=True, field_specifiers=(field, Field))
 def frozen(cls: Any = None, /, *, eq: bool = True, kw_only: bool = False) -> Any:
     """The same as `dataclass(frozen=True, eq=eq, kw_only=kw_only)`, for classes without InitVar."""
-    made = partial(_made, eq=eq, kw_only=kw_only)
+    made = partial(_make, eq=eq, kw_only=kw_only)
     return made if cls is None else made(cls)
 
 
-def _made(cls: Any, *, eq: bool, kw_only: bool) -> Any:
+def _make(cls: Any, *, eq: bool, kw_only: bool) -> Any:
     own = {name for name, value in vars(cls).items() if value is not None}
     cls.__doc__ = cls.__doc__ or cls.__name__  # otherwise dataclass describes the signature, which takes it long
     dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)

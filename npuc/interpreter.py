@@ -26,7 +26,7 @@ def run(graph: Graph, feeds: Mapping[str, Array], wanted: Sequence[str] | None =
     names = tuple(graph.outputs if wanted is None else wanted)
     values: dict[str, Array] = dict(graph.constants)
     for name in graph.inputs:
-        values[name] = _fed(graph, name, feeds)
+        values[name] = _feed(graph, name, feeds)
     last = {tensor: index for index, node in enumerate(graph.nodes) for tensor in node.inputs}
     absent, kept = np.empty(0, np.float32), set(names)
     for index, node in enumerate(graph.nodes):
@@ -38,7 +38,7 @@ def run(graph: Graph, feeds: Mapping[str, Array], wanted: Sequence[str] | None =
     return {name: values[name] for name in names}
 
 
-def _fed(graph: Graph, name: str, feeds: Mapping[str, Array]) -> Array:
+def _feed(graph: Graph, name: str, feeds: Mapping[str, Array]) -> Array:
     """The value of one graph input, checked against its type."""
     if name not in feeds:
         raise DataError("E401", "no value is given for this input", tensor=name)

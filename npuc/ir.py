@@ -253,7 +253,7 @@ class Graph:
         """Checks that the operator is declared, accepts the node and its constants, and gives its result types."""
         row = declaration(node, self.operators)
         types = [self.tensors[name] if name else ABSENT for name in node.inputs]
-        found = row.verified(node, types) if fully else row.typed(node, types)
+        found = row.check_types(node, types) if fully else row.output_types(node, types)
         row.expect_values(node, self.constants)
         for name, each in zip(node.outputs, found, strict=True):
             if name and self.tensors[name] != each:

@@ -30,13 +30,13 @@ NOTHING, SOME, EVERYTHING = "nothing", "some", "everything"
 """What the host runs: everything if the target refuses a model that cannot be calibrated."""
 
 
-def _typed(value: Any, port: onnx.ValueInfoProto) -> Any:
+def _restore_type(value: Any, port: onnx.ValueInfoProto) -> Any:
     """A result in the model's own type where npuc reads half precision as float32."""
     code = port.type.tensor_type.elem_type
     return value.astype(helper.tensor_dtype_to_np_dtype(code)) if code in HALF else value
 
 
-def _fed(value: Any) -> Any:
+def _feed(value: Any) -> Any:
     """An input as a program takes it: numbers as arrays, and bfloat16, which a program has not, as float32."""
     made = np.asarray(value) if isinstance(value, np.generic) else value
     return made.astype(np.float32) if isinstance(made, np.ndarray) and made.dtype == BFLOAT16 else made
@@ -70,13 +70,15 @@ class Prepared(BackendRep):
         """
         del kwargs
         feeds = self.feeds(inputs)
-        compiled = self.compiled(feeds)
+        compiled = self.compile_for(feeds)
         batch = {port.name: sample(feeds[port.name], port.dtype) for port in compiled.program.inputs}
         found = {name: row(values, 0) for name, values in compiled.runner(batch).items()}
         ports = self.model.graph.output
-        return namedtupledict("Outputs", [port.name for port in ports])(*(_typed(found[p.name], p) for p in ports))
+        return namedtupledict("Outputs", [port.name for port in ports])(
+            *(_restore_type(found[p.name], p) for p in ports)
+        )
 
-    def compiled(self, feeds: Mapping[str, Any]) -> Compiled:
+    def compile_for(self, feeds: Mapping[str, Any]) -> Compiled:
         """The program for these inputs."""
         refusal: NpucError | None = None
         for data, host in dict.fromkeys(self._ways(feeds)):
@@ -107,7 +109,7 @@ class Prepared(BackendRep):
             limit = f"the inputs {', '.join(self.names) or 'none'}"
             raise DataError("E401", f"{len(inputs)} inputs are fed", tensor=(*missing, None)[0], limit=limit)
         feeds = {name: values[name] for name in self.names}
-        return {name: _fed(each) for name, each in feeds.items()}
+        return {name: _feed(each) for name, each in feeds.items()}
 
     def _program(self, feeds: Mapping[str, Any], count: int, host: str) -> Compiled:
         data, constants = list(feeds.items())[:count], list(feeds.items())[count:]

@@ -192,7 +192,7 @@ def suite(target: str, parent_module: str | None = None) -> Suite:
         def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
             Tests.runs[:] = [_LastRun(self.model, inputs)]
             try:
-                Tests.runs[0].program = self.compiled(self.feeds(inputs)).program
+                Tests.runs[0].program = self.compile_for(self.feeds(inputs)).program
                 return super().run(inputs, **kwargs)
             except NpucError as error:
                 raise unittest.SkipTest(str(error)) from None

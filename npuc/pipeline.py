@@ -9,7 +9,7 @@ from typing import Protocol
 
 from npuc.errors import Defect, ModelError, NpucError
 from npuc.ir import Graph
-from npuc.storage.mapped import kept, release
+from npuc.storage.mapped import keep, release
 
 
 class Pass(Protocol):
@@ -75,7 +75,7 @@ def _check_names(before: Graph, after: Graph) -> None:
 
 def _with_mapped(graph: Graph) -> Graph:
     """The graph with its heavy constants mapped from files."""
-    mapped = {name: kept(value) for name, value in graph.constants.items()}
+    mapped = {name: keep(value) for name, value in graph.constants.items()}
     if all(mapped[name] is value for name, value in graph.constants.items()):
         return graph
     release()

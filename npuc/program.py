@@ -29,8 +29,8 @@ from npuc.errors import REMEDIES, ArtefactError, ModelError
 from npuc.frozen import frozen
 from npuc.images.description import Description
 from npuc.storage.files import recover, replacing_folder
-from npuc.storage.mapped import Content, Files, Pieces, append, contents_of, linked, pieces_of, release, view_of
-from npuc.storage.records import damaged, read
+from npuc.storage.mapped import Content, Files, Pieces, append, contents_of, link, pieces_of, release, view_of
+from npuc.storage.records import damage_error, read
 from npuc.system.budget import budget, take
 from npuc.text.escaping import terminal
 from npuc.text.terminal import plural
@@ -152,7 +152,7 @@ class Program:
         """The network's outputs, at least one."""
         found = _ports(self.manifest, "outputs")
         if not found:
-            raise damaged("outputs is empty")
+            raise damage_error("outputs is empty")
         return found
 
     @property
@@ -180,7 +180,7 @@ class Program:
         for number, each in enumerate(found):
             reason = each.unsound(shapes.get(each.input, ()))
             if reason is not None:
-                raise damaged(f"images[{number}]: {reason}")
+                raise damage_error(f"images[{number}]: {reason}")
         return found
 
     @property
@@ -200,18 +200,18 @@ def _ports(manifest: Mapping[str, Any], key: str) -> tuple[Port, ...]:
     dtypes, least = ((*DTYPES, STRING, OBJECT), -1) if GIVEN_BY in manifest else (DTYPES, 0)
     for number, port in enumerate(found):
         if port.dtype not in dtypes:
-            raise damaged(f"{key}[{number}].dtype is {port.dtype!r}", ", ".join(dtypes))
+            raise damage_error(f"{key}[{number}].dtype is {port.dtype!r}", ", ".join(dtypes))
         if min(port.shape, default=0) < least or prod(map(abs, port.shape)) > LARGEST_PORT:
-            raise damaged(f"{key}[{number}].shape is {list(port.shape)}", f"0..{LARGEST_PORT} elements")
+            raise damage_error(f"{key}[{number}].shape is {list(port.shape)}", f"0..{LARGEST_PORT} elements")
     if len({port.name for port in found}) < len(found):
-        raise damaged(f"two of the {key} have one name")
+        raise damage_error(f"two of the {key} have one name")
     return found
 
 
 def count_of(feeds: Mapping[str, Sized]) -> int:
     """The number of samples in a program's inputs. Raises ArtefactError (E502) for a program without inputs."""
     if not feeds:
-        raise damaged("inputs is empty")
+        raise damage_error("inputs is empty")
     return len(next(iter(feeds.values())))
 
 
@@ -302,7 +302,7 @@ def expect_replaceable(directory: Path, *, force: bool = False) -> None:
 
     The folder that npuc runs in, and those around it, are not replaced even with force.
     """
-    if not _occupied(directory):
+    if not _is_occupied(directory):
         return
     if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
         reason, remedy = "holds the working folder", "choose another name with -o"
@@ -322,12 +322,12 @@ def save_files(files: Mapping[str, bytes], directory: Path) -> None:
 
     Raises ArtefactError: E505 if the folder is not empty, E506 if the system refuses.
     """
-    if _occupied(directory) and not _is_empty(directory):
+    if _is_occupied(directory) and not _is_empty(directory):
         raise ArtefactError("E505", f"'{directory}' exists and is not empty", remedy="choose a new folder with -o")
     _write(directory, files)
 
 
-def _occupied(directory: Path) -> bool:
+def _is_occupied(directory: Path) -> bool:
     """Whether something exists there. Raises ArtefactError (E506) for a name that the system does not accept."""
     try:
         return directory.exists()
@@ -354,7 +354,7 @@ def _write(directory: Path, files: Mapping[str, bytes], *, final: bool = False) 
 
 
 def _write_pieces(path: Path, data: Pieces, *, final: bool) -> None:
-    if final and len(data.pieces) == 1 and not isinstance(data.pieces[0], bytes) and linked(data.pieces[0], path):
+    if final and len(data.pieces) == 1 and not isinstance(data.pieces[0], bytes) and link(data.pieces[0], path):
         return
     with path.open("wb", buffering=0) as file:
         for piece in data.pieces:
@@ -470,9 +470,9 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
             remedy=REMEDIES["E502"],
         )
     if not _intact(manifest):
-        _modified(MANIFEST, "it does not match its seal", allow_modified)
+        _check_modified(MANIFEST, "it does not match its seal", allow_modified)
     if not _lists_files(manifest):
-        raise damaged("it has no table of files")
+        raise damage_error("it has no table of files")
     if "report" in manifest:
         read(Report, manifest["report"], "report")
     return manifest
@@ -525,16 +525,16 @@ def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modifie
         path = _place(directory, name, expected["sha256"])
         if not allow_modified and path.stat().st_size != expected["bytes"]:  # excludes devices, too
             size = path.stat().st_size
-            _modified(name, f"it has {size} bytes, {expected['bytes']} were written", allow_modified)
+            _check_modified(name, f"it has {size} bytes, {expected['bytes']} were written", allow_modified)
         data = _content(path)
     except (FileNotFoundError, ValueError):  # ValueError: an invalid file name
         raise ArtefactError("E502", f"{name!r} is missing") from None
     except OSError as error:
         raise ArtefactError("E502", f"{name!r} cannot be read: {error.strerror or error}") from None
     if len(data) != expected["bytes"]:
-        _modified(name, f"it has {len(data)} bytes, {expected['bytes']} were written", allow_modified)
+        _check_modified(name, f"it has {len(data)} bytes, {expected['bytes']} were written", allow_modified)
     elif sha256(data) != expected["sha256"]:
-        _modified(name, "it does not match its sha256", allow_modified)
+        _check_modified(name, "it does not match its sha256", allow_modified)
     return data
 
 
@@ -546,7 +546,7 @@ def _place(directory: Path, name: str, digest: str) -> Path:
     return above.parent / SHARED / digest / own.name
 
 
-def _modified(name: str, reason: str, allow_modified: bool) -> None:
+def _check_modified(name: str, reason: str, allow_modified: bool) -> None:
     if not allow_modified:
         raise ArtefactError(
             "E502",

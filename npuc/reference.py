@@ -22,9 +22,9 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array, Graph
 from npuc.onnx_files.standby import INTERPRETER, Interpreted, Standby
-from npuc.storage.mapped import kept, place_of, trim
+from npuc.storage.mapped import keep, place_of, trim
 from npuc.system.budget import is_exhausted, no_memory
-from npuc.system.confinement import isolated, refused
+from npuc.system.confinement import isolate, runtime_refusal
 
 if TYPE_CHECKING:
     import onnx
@@ -87,32 +87,32 @@ def session(
     model (E105). precise: whether integer products are exact on every processor; they are faster without.
     Raises ModelError (E105) if onnxruntime refuses the model.
     """
-    mapped = {name: kept(value) for name, value in weights.items()}
-    given = _given(model, mapped)
+    mapped = {name: keep(value) for name, value in weights.items()}
+    given = _serialise(model, mapped)
     if mapped:
         trim()  # a session maps its weights itself
     products = isinstance(model, bytes | Path) or has_integer_products(model)  # the former are searched
     del model  # it takes as much memory as its bytes
-    opened = partial(_tried, given, mapped, few_runs=few_runs, precise=precise, products=products)
-    found = isolated(opened) if confined else opened()
+    opened = partial(_try_session, given, mapped, few_runs=few_runs, precise=precise, products=products)
+    found = isolate(opened) if confined else opened()
     if mapped:
         trim()  # temporary data of the opening
     return found
 
 
-def _tried(
+def _try_session(
     given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool, products: bool
 ) -> Any:
     exact = _exact(given, weights) if precise and products else given
     try:
-        return _opened(exact, weights, few_runs=few_runs, precise=precise)
+        return _open(exact, weights, few_runs=few_runs, precise=precise)
     except Exception:  # onnxruntime raises many unrelated types
         try:
-            return _opened(exact, weights, few_runs=few_runs, precise=False)
+            return _open(exact, weights, few_runs=few_runs, precise=False)
         except Exception as error:
             if is_exhausted(error):
                 raise no_memory() from None
-            raise refused(error) from None
+            raise runtime_refusal(error) from None
 
 
 def _exact(given: str | bytes, weights: Mapping[str, Array]) -> str | bytes:
@@ -140,7 +140,7 @@ def _exact(given: str | bytes, weights: Mapping[str, Array]) -> str | bytes:
     return given if raised is None else raised.SerializeToString()
 
 
-def _given(model: onnx.ModelProto | bytes | Path, weights: Mapping[str, Array]) -> str | bytes:
+def _serialise(model: onnx.ModelProto | bytes | Path, weights: Mapping[str, Array]) -> str | bytes:
     """The argument for onnxruntime: a path, or a model that names the files of its weights."""
     if isinstance(model, Path):
         return str(model)
@@ -156,7 +156,7 @@ def _given(model: onnx.ModelProto | bytes | Path, weights: Mapping[str, Array]) 
     return model.SerializeToString()
 
 
-def _opened(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool) -> Any:
+def _open(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool) -> Any:
     import onnxruntime as ort
 
     options = exact_options(precise=precise)
@@ -247,11 +247,11 @@ def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = Fals
     """
     from npuc.onnx_files.export import to_onnx
 
-    def opened() -> Any:
+    def open_session() -> Any:
         weights: dict[str, Array] = {}
         return session(to_onnx(graph, outputs, weights), weights, few_runs=few_runs)
 
-    return Standby(opened, {INTERPRETER: lambda: Interpreted(graph, outputs)})
+    return Standby(open_session, {INTERPRETER: lambda: Interpreted(graph, outputs)})
 
 
 BRIEF = 5_000_000

@@ -30,7 +30,7 @@ def target(name: str) -> Target:
     Raises ValueError for an unknown one, ArtefactError (E507) for a package whose target cannot be imported.
     """
     if name not in TARGETS:
-        return _installed(name)
+        return _load_target(name)
     module, attribute = TARGETS[name]
     found: Target = getattr(import_module(module), attribute)
     return found
@@ -44,7 +44,7 @@ def names() -> Sequence[str]:
     return (*TARGETS, *sorted(others - TARGETS.keys()))
 
 
-def _installed(name: str) -> Target:
+def _load_target(name: str) -> Target:
     from importlib.metadata import entry_points
 
     found = tuple(entry_points(group=GROUP, name=name))

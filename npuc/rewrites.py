@@ -55,7 +55,7 @@ class Rewrite:
 
     def __str__(self) -> str:
         named = ", ".join(f"'{short(name)}'" for name in self.nodes[:3]) + (", ..." if len(self.nodes) > 3 else "")
-        change = f"{_listed(self.before)} -> {_listed(self.after)}"
+        change = f"{_list_kinds(self.before)} -> {_list_kinds(self.after)}"
         costs = [f"{self.macs:+,} MACs"] if self.macs else []
         if self.cycles:
             costs.append(f"{self.cycles:+,} cycles" if self.replaces else f"{count(self.cycles)} cycles")
@@ -75,7 +75,7 @@ def rewrites(name: str, before: Graph, after: Graph, price: Price) -> Iterator[R
     made = [node for key, node in new.items() if not _same(node, old.get(key))]
     for removed, added in sharing((gone, made), _keys):
         first, second = (
-            [_described(graph, node) for node in nodes] for graph, nodes in ((before, removed), (after, added))
+            [_describe(graph, node) for node in nodes] for graph, nodes in ((before, removed), (after, added))
         )
         if Counter(first) != Counter(second):
             yield _rewrite(name, (before, removed, first), (after, added, second), price)
@@ -125,7 +125,7 @@ def _keys(node: Node) -> list[str]:
     return [*(f"node {name}" for name in node.sources), *node.outputs]
 
 
-def _described(graph: Graph, node: Node) -> str:
+def _describe(graph: Graph, node: Node) -> str:
     """An operator with its activation and its window."""
     activation = ACTIVATION(node)
     kernel = KERNEL_SHAPE(node)
@@ -144,7 +144,7 @@ def _described(graph: Graph, node: Node) -> str:
     )
 
 
-def _listed(described: Sequence[str]) -> str:
+def _list_kinds(described: Sequence[str]) -> str:
     kinds = [f"{number} {what}" if number > 1 else what for what, number in Counter(described).items()]
     return ", ".join([*kinds[:4], *(["..."] if len(kinds) > 4 else [])]) or "nothing"
 

@@ -56,10 +56,10 @@ def run_batches(
         parts.append(run(each.inputs))
         if advance is not None:
             advance(len(each))
-    return {name: _stacked([part[name] for part in parts]) for name in parts[0]}
+    return {name: _stack([part[name] for part in parts]) for name in parts[0]}
 
 
-def _stacked(parts: Sequence[Array]) -> Array:
+def _stack(parts: Sequence[Array]) -> Array:
     """The samples of all batches: an object array if they do not share a shape."""
     if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
         return objects([row(part, at) for part in parts for at in range(len(part))])

@@ -102,7 +102,7 @@ class Options:
         """The scales and zero points of `scales_in`."""
         return {name: each.steps for name, each in self.scales_in.items()}
 
-    def asked(self, node: Node) -> str:
+    def precision_of(self, node: Node) -> str:
         """The precision that `layer` asks for a node of a graph; that of the program where it asks for none."""
         names = () if node.op in (*MOVEMENT, *CONVERSIONS) else node.sources
         found = [each for pattern, each in self.layer if any(matches(pattern, name) for name in names)]
@@ -113,7 +113,7 @@ class Options:
 
         known: those that the target's programs can have in a layer, besides the program's own.
         """
-        asked = self.asked(node)
+        asked = self.precision_of(node)
         if asked in (self.precision, *known):
             return None
         limit = ", ".join((self.precision, *known))
@@ -226,7 +226,7 @@ class Target(Protocol):
     precisions: tuple[str, ...] = ("int8",)
     """Number formats that it computes in, the default first."""
     exports: tuple[str, ...] = ("bin",)
-    """Formats of `exported`."""
+    """Formats of `export`."""
     players: tuple[str, ...] = ()
     """Players for the test programs that it exports, the default first; empty if it exports none."""
     chip_models: tuple[str, ...] = ("own",)
@@ -280,9 +280,7 @@ class Target(Protocol):
         """
         ...
 
-    def quantised(
-        self, graph: Graph, samples: Samples, options: Options
-    ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
+    def quantise(self, graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The integer network that `lower` writes as a program, with its float graph, and the steps tried."""
         raise UnsupportedOperator("E205", f"{self.name} has no integer network that other runtimes could open")
 
@@ -317,7 +315,7 @@ class Target(Protocol):
         listing = self.listing(program)
         return {row["tensor"]: frozenset(row["nodes"]) for row in listing if row["tensor"] is not None}
 
-    def stored(self, program: Program, tensor: str) -> Stored | None:
+    def storage_of(self, program: Program, tensor: str) -> Stored | None:
         """The location of a whole tensor; None if it is unknown, or tiles are stored one by one."""
         return None
 
@@ -338,11 +336,11 @@ class Target(Protocol):
         """The fields of every instruction word or register."""
         return {}
 
-    def assembled(self, program: Program, listing: Path) -> Program:
+    def assemble(self, program: Program, listing: Path) -> Program:
         """The program with its words replaced by those of a listing file. Raises ArtefactError (E504)."""
         raise ArtefactError("E504", f"'{listing}': {self.name} has no instruction words to assemble")
 
-    def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
+    def export(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
         """The memory images in a file format, and a map of their locations, by file name.
 
         player: the player for a test program, one of `players`; None: the default, or the format is no test
@@ -351,7 +349,7 @@ class Target(Protocol):
         return dict(program.files)
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
-        """Files in addition to those of `exported`, or in place of them, for inputs (samples, *shape).
+        """Files in addition to those of `export`, or in place of them, for inputs (samples, *shape).
 
         Expected results come from the chip model, which reads the artefact alone. Raises ArtefactError (E506) if
         the chip model is no reference for hardware.

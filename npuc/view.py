@@ -129,7 +129,7 @@ class Timeline:
         """The engines in order of their first activity."""
         return tuple(dict.fromkeys(each.engine for each in self.activities))
 
-    def measured(self, cycles: Sequence[int]) -> Timeline:
+    def with_cycles(self, cycles: Sequence[int]) -> Timeline:
         """The timeline with measured cycles for the array's activities, in order; later activities move.
 
         For machines whose engines work in turn. Raises ValueError if the number of activities differs.
@@ -140,21 +140,21 @@ class Timeline:
         )
         ends, moves = [end for end, _ in changes], [0, *accumulate(change for _, change in changes)]
 
-        def moved(at: int) -> int:
+        def move(at: int) -> int:
             return at + moves[bisect_right(ends, at)]
 
         return replace(
             self,
-            cycles=moved(self.cycles),
+            cycles=move(self.cycles),
             activities=tuple(
-                replace(each, start=moved(each.start), end=moved(each.end)) for each in self.activities
+                replace(each, start=move(each.start), end=move(each.end)) for each in self.activities
             ),
             buffers=tuple(
                 replace(
                     each,
-                    start=moved(each.start),
-                    end=moved(each.end),
-                    used=None if each.used is None else moved(each.used),
+                    start=move(each.start),
+                    end=move(each.end),
+                    used=None if each.used is None else move(each.used),
                 )
                 for each in self.buffers
             ),
@@ -176,7 +176,7 @@ def apart(buffers: Iterable[BufferUse]) -> tuple[BufferUse, ...]:
         joined = each
         while meeting := [other for other in alive if _overlap(joined, other)]:
             alive = [other for other in alive if other not in meeting]
-            joined = _joined([*meeting, joined])
+            joined = _join([*meeting, joined])
         alive.append(joined)
     return (*found, *alive)
 
@@ -186,7 +186,7 @@ def _overlap(a: BufferUse, b: BufferUse) -> bool:
     return together and a.address < b.address + b.size and b.address < a.address + a.size
 
 
-def _joined(parts: Sequence[BufferUse]) -> BufferUse:
+def _join(parts: Sequence[BufferUse]) -> BufferUse:
     """A buffer from the first byte to the last and the first cycle to the last, named after all parts."""
     first = min(each.address for each in parts)
     return replace(

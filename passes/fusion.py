@@ -47,7 +47,7 @@ def _into_producer(rewriter: Rewriter, node: Node) -> bool:
     (w, b), (factor, shift) = parameters, found
     if not _fits(w, factor, b * factor + shift):
         return False
-    names = _stored(rewriter, node.output, _scaled_outputs(producer, w, factor), b * factor + shift)
+    names = _store(rewriter, node.output, _scaled_outputs(producer, w, factor), b * factor + shift)
     sources = rewriter.sources(producer, node)
     inputs = (producer.inputs[0], *names)
     rewriter.replace(node, replace(producer, inputs=inputs, outputs=node.outputs, sources=sources))
@@ -72,7 +72,7 @@ def _into_reader(rewriter: Rewriter, node: Node) -> bool:
     moved = (grouped * shift.reshape(group, 1, -1, 1)).sum(axis=(2, 3)).reshape(-1)
     if not _fits(w, factor, b + moved):
         return False
-    names = _stored(rewriter, node.output, scaled.reshape(w.shape), b + moved)
+    names = _store(rewriter, node.output, scaled.reshape(w.shape), b + moved)
     x = (rewriter.fresh(f"{flat.output}/unscaled"),) if flat else norm.inputs[:1]
     before = [replace(flat, inputs=norm.inputs[:1], outputs=x)] if flat else []
     sources = rewriter.sources(norm, node)
@@ -99,7 +99,7 @@ def _row_into_products(rewriter: Rewriter, node: Node) -> bool:
     moved = b + w @ shift
     if not _fits(w, factor, moved):
         return False
-    names = _stored(rewriter, node.output, _product(w, factor), moved)
+    names = _store(rewriter, node.output, _product(w, factor), moved)
     before = [replace(rows, inputs=(x,), outputs=(rewriter.fresh(f"{rows.output}/plain"),))] if rows else []
     inputs = (before[0].output if before else x, *names)
     rewriter.replace(node, *before, replace(node, inputs=inputs, sources=rewriter.sources(step, node)))
@@ -133,7 +133,7 @@ def _fits(w: Array, factor: Array, bias: Array) -> bool:
     return in_float32(np.abs(w).max(initial=0) * np.abs(factor), bias)
 
 
-def _stored(rewriter: Rewriter, stem: str, w: Array, b: Array) -> tuple[str, str]:
+def _store(rewriter: Rewriter, stem: str, w: Array, b: Array) -> tuple[str, str]:
     weight = rewriter.constant(w.astype(np.float32, copy=False), f"{stem}/weight")
     return weight, rewriter.constant(b.astype(np.float32), f"{stem}/bias")
 
@@ -214,12 +214,12 @@ def mark_residual_add(graph: Graph) -> Graph:
     computed later is marked; sums with a constant are not marked.
     """
     places = {node.output: place for place, node in enumerate(graph.nodes)}
-    nodes = [_marked(graph, node, places) if node.op == "Add" else node for node in graph.nodes]
+    nodes = [_mark(graph, node, places) if node.op == "Add" else node for node in graph.nodes]
     changed = any(new is not old for new, old in zip(nodes, graph.nodes, strict=True))
     return rebuild(graph, nodes) if changed else graph
 
 
-def _marked(graph: Graph, add: Node, places: dict[str, int]) -> Node:
+def _mark(graph: Graph, add: Node, places: dict[str, int]) -> Node:
     found = [index for index in (0, 1) if _last_step(graph, add, index)]
     best = max(found, key=lambda index: places[add.inputs[index]], default=None)
     if FUSED_INPUT(add) == best:

@@ -9,7 +9,7 @@ from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.windows import SELECTION
-from npuc.passes.expansion.images import ImageLimits, carried
+from npuc.passes.expansion.images import ImageLimits, to_image
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.calibration.histograms import Histogram
@@ -32,11 +32,11 @@ class RescaleMixedConcats:
 
     def __call__(self, graph: Graph) -> Graph:
         """The graph with rescaled operands."""
-        mixed = _mixed(graph, self.table)
+        mixed = _mixed_concats(graph, self.table)
         return with_rescaled(graph, self.limits, mixed, "rescaled") if mixed else graph
 
 
-def _mixed(graph: Graph, table: Mapping[str, Steps]) -> Mapping[Node, frozenset[str]]:
+def _mixed_concats(graph: Graph, table: Mapping[str, Steps]) -> Mapping[Node, frozenset[str]]:
     """The operands with given scales of every Concat that also has others."""
     concats = {node for node in graph.nodes if node.op == "Concat"}
     computed = [name for name in graph.tensors if name not in graph.constants]
@@ -74,19 +74,19 @@ def with_rescaled(graph: Graph, limits: ImageLimits, operands: Mapping[Node, Col
         names = {x: rewriter.fresh(f"{x}/{stem}") for x in node.inputs if x in chosen}
         if not names:
             return False
-        before = [each for x, y in names.items() for each in _rescaled(limits, rewriter, node, x, y)]
+        before = [each for x, y in names.items() for each in _rescale(limits, rewriter, node, x, y)]
         rewriter.replace(node, *before, replace(node, inputs=tuple(names.get(x, x) for x in node.inputs)))
         return True
 
     return rewrite(graph, rule)
 
 
-def _rescaled(limits: ImageLimits, rewriter: Rewriter, node: Node, x: str, y: str) -> list[Node]:
+def _rescale(limits: ImageLimits, rewriter: Rewriter, node: Node, x: str, y: str) -> list[Node]:
     """The Rescale before a node from x to y, on an image."""
     shape, size = rewriter.shape(x), rewriter.types[x].size
     if not size or limits.image_of(shape) == shape:
         return [Node("Rescale", (x,), (y,), {}, f"{node.name}/{y}", node.sources)]
-    image, before = carried(rewriter, x, range(len(shape)), limits.image_of(shape), node.sources)
+    image, before = to_image(rewriter, x, range(len(shape)), limits.image_of(shape), node.sources)
     rescaled = rewriter.fresh(f"{y}/image")
     back = Node("Reshape", (rescaled,), (y,), {"shape": shape}, y, node.sources)
     return [*before, Node("Rescale", (image,), (rescaled,), {}, f"{node.name}/{y}", node.sources), back]

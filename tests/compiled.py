@@ -18,7 +18,7 @@ from npuc.ir import Graph
 from npuc.pipeline import run_passes
 from npuc.program import Program, load, save
 from npuc.regions.assembling import LoweredPart
-from npuc.regions.compilation import compiled
+from npuc.regions.compilation import compile_parts
 from npuc.regions.composite import target_of
 from npuc.regions.planning import passes_of
 from npuc.samples.loading import Samples, synthetic
@@ -30,7 +30,7 @@ from npuc.verification.metrics import Tolerance
 def compilation(request: Request) -> LoweredPart:
     """The program of a request with its graph and calibration samples. Raises what the target refuses."""
     parts = Kept()
-    program, _ = compiled(request, parts)
+    program, _ = compile_parts(request, parts)
     left = [each.problem for each in reasons(account_of(program.manifest)) if each.problem.code[0] == "E"]
     if left:
         raise NpucError.of(left)

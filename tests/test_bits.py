@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.bits import bits, decode, encode, places, shown, word
+from npuc.bits import bits, decode, encode, named_fields, places, word
 from npuc.errors import EncodingError
 
 
@@ -106,5 +106,5 @@ def test_a_value_with_a_name_is_shown_by_it() -> None:
         mode: int = bits(1, 0, "a mode", names=(("FAST", 3), ("SLOW", 1)))
         flag: int = bits(2, 2, "a flag")
 
-    assert [shown(Named(mode=mode))["mode"] for mode in range(4)] == [0, "SLOW", 2, "FAST"]
-    assert shown(Named(flag=1)) == {"mode": 0, "flag": 1}
+    assert [named_fields(Named(mode=mode))["mode"] for mode in range(4)] == [0, "SLOW", 2, "FAST"]
+    assert named_fields(Named(flag=1)) == {"mode": 0, "flag": 1}

@@ -164,7 +164,7 @@ def test_what_stood_there_stays_if_the_new_directory_cannot_take_its_place(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", refuse)
-        patched.setattr(files, "_exchanged", lambda *_: False)
+        patched.setattr(files, "_exchange", lambda *_: False)
         problem = _problem(lambda: save(Program({"target": "easynpu"}, {"itcm.bin": b"new"}), saved))
     assert problem.code == "E506"
     assert load(saved).files == FILES

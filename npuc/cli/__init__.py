@@ -55,15 +55,15 @@ def _outcome(arguments: list[str]) -> int:
     try:
         return npuc.main(arguments, standalone_mode=False, prog_name="npuc") or 0
     except NpucError as error:
-        return _refused(error, wants_json)
+        return _print_refusal(error, wants_json)
     except (MemoryError, ImportError, OSError) as error:
         if is_exhausted(error):
-            return _refused(no_memory(), wants_json)
+            return _print_refusal(no_memory(), wants_json)
         if not isinstance(error, OSError) or error.errno not in OUT_OF_ROOM or isinstance(error, CannotPrint):
             raise
         reason = f"{error.filename or 'a temporary file'} cannot be written: {error.strerror}"
         remedy = "make room, or let TMPDIR name a folder with room"
-        return _refused(ArtefactError("E506", reason, remedy=remedy), wants_json)
+        return _print_refusal(ArtefactError("E506", reason, remedy=remedy), wants_json)
     except click.ClickException as error:
         if wants_json:
             print_json({"status": "error", "errors": [_usage(error)]})
@@ -86,12 +86,12 @@ def _defective(error: Exception, wants_json: bool) -> int:
     """Prints a defect of npuc as an error, and returns the exit code. NPUC_TRACEBACK=1: raises it instead."""
     if os.environ.get("NPUC_TRACEBACK"):
         raise error
-    return _refused(NpucError.of([Defect.of(error).problem]), wants_json)
+    return _print_refusal(NpucError.of([Defect.of(error).problem]), wants_json)
 
 
-def _refused(error: NpucError, wants_json: bool) -> int:
+def _print_refusal(error: NpucError, wants_json: bool) -> int:
     """Prints an error, also as JSON if requested, and returns the exit code."""
-    if interrupts.arrived():
+    if interrupts.has_arrived():
         return 130
     if wants_json:
         print_json({"status": "error", "errors": [problem.as_json() for problem in error.problems]})

@@ -23,8 +23,18 @@ from npuc.cli.options import (
     prefix_option,
     removed_options,
 )
-from npuc.cli.output import PATH, Artefact, announce_synthetic, answer, note, opened, quiet, say, write_folder
-from npuc.text.escaping import printed, terminal
+from npuc.cli.output import (
+    PATH,
+    Artefact,
+    announce_synthetic,
+    answer,
+    note,
+    open_artefact,
+    quiet,
+    say,
+    write_folder,
+)
+from npuc.text.escaping import terminal, terminal_lines
 
 if TYPE_CHECKING:
     from npuc.ir import Array
@@ -89,9 +99,9 @@ def dump(
     elif path is None:
         raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
     elif image is not None:
-        say(_image(opened(path, allow_modified), image, form), exact=form != "text")
+        say(_image(open_artefact(path, allow_modified), image, form), exact=form != "text")
     else:
-        found = _chosen(*_disassembled(path, target, allow_modified), layer, segment)
+        found = _choose_part(*_disassemble(path, target, allow_modified), layer, segment)
         if form == "text":
             _print(found)
         else:
@@ -110,13 +120,13 @@ def _layout(target: str | None) -> Mapping[str, Any]:
     return words
 
 
-def _disassembled(path: Path, target: str | None, allow_modified: bool) -> tuple[Disassembly, Mapping[str, Any]]:
+def _disassemble(path: Path, target: str | None, allow_modified: bool) -> tuple[Disassembly, Mapping[str, Any]]:
     """The instructions of a program, with its manifest, or of a file. Raises ArtefactError (E501) for none."""
     from npuc.errors import ArtefactError
     from npuc.reports.disassembly import Disassembly
 
     if not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
-        artefact = opened(path, allow_modified)
+        artefact = open_artefact(path, allow_modified)
         program, kind = artefact.program, artefact.target
         return Disassembly.of(kind.listing(program), kind.outline(program)), program.manifest
     entries = _target_of(path, target).raw_listing(path)
@@ -145,7 +155,7 @@ def _target_of(path: Path, target: str | None) -> Target:
     return find(target or next(iter(TARGETS)))
 
 
-def _chosen(
+def _choose_part(
     found: Disassembly, manifest: Mapping[str, Any], layer: str | None, segment: int | None
 ) -> Disassembly:
     """The requested part. Raises ArtefactError (E508) for an unknown name or segment."""
@@ -182,7 +192,7 @@ def _print(found: Disassembly) -> None:
         return
     for each in lines:
         colour = COLOURS.get(each.kind)
-        click.echo(click.style(printed(each.text), **colour) if colour else printed(each.text))
+        click.echo(click.style(terminal_lines(each.text), **colour) if colour else terminal_lines(each.text))
 
 
 def _image(artefact: Artefact, asked: str, form: str) -> str:
@@ -215,8 +225,8 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
 
     from npuc import program as programs
 
-    original = opened(images, allow_modified)
-    assembled = original.target.assembled(original.program, listing)
+    original = open_artefact(images, allow_modified)
+    assembled = original.target.assemble(original.program, listing)
     programs.save(replace(assembled, evidence=original.with_evidence().evidence), output, force=force)
     words = assembled.manifest["report"]["instructions"]
     report = {"status": "ok", "instructions": words, "output": str(output)}
@@ -231,13 +241,13 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
     from npuc.account import account_of
     from npuc.frontend.reading import read_model
     from npuc.program import file_sha256, showing
-    from npuc.reports.layers import annotated, layers_of, node_data
+    from npuc.reports.layers import annotate, layers_of, node_data
     from npuc.text.escaping import json_text
 
     found, report = read_model(model), artefact.program.report
     entries = account_of(artefact.program.manifest)
     if data:
-        checked = artefact.verified(model, artefact.samples(data))
+        checked = artefact.verify(model, artefact.samples(data))
         report = {**report, "layers": list(layers_of(report, checked))}
     if artefact.program.model.sha256 != file_sha256(model):
         told = f"{terminal(str(artefact.path))} was compiled from another file than {terminal(str(model))}"
@@ -246,10 +256,10 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
         if form == EXPLORED:
             known = node_data(found, report, entries)
             return {f"{key}.json": f"{json_text(each)}\n".encode() for key, each in known.items()}
-        return {f"{model.stem}.onnx": annotated(found, report, entries).SerializeToString(deterministic=True)}
+        return {f"{model.stem}.onnx": annotate(found, report, entries).SerializeToString(deterministic=True)}
 
 
-def _renamed(program: Program, target: Target, form: str, prefix: str | None) -> Program:
+def _apply_prefix(program: Program, target: Target, form: str, prefix: str | None) -> Program:
     """The program with the name given by --prefix. Raises UsageError if it cannot have one, or not this one."""
     from npuc.host.c_text import identifier, with_prefix
 
@@ -274,7 +284,7 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
     inputs = program_inputs(program)
     if files:
         return samples_of.load(files, inputs, images=program.images).first(SELF_TEST_SAMPLES).inputs
-    samples = samples_of.varied(inputs, SELF_TEST_SAMPLES)
+    samples = samples_of.varied_samples(inputs, SELF_TEST_SAMPLES)
     announce_synthetic("self test", "--data DATA.npz", samples, "varied")
     return samples.inputs
 
@@ -335,7 +345,7 @@ def export(
       npuc export resnet8.npu --format model-explorer --model resnet8.onnx -o d
     """
 
-    found = opened(artefact, allow_modified)
+    found = open_artefact(artefact, allow_modified)
     program, target = found.program, found.target
     if (model is None) == (form in OF_MODELS):
         raise click.UsageError(f"--model goes with {' and '.join(OF_MODELS)}")
@@ -343,13 +353,13 @@ def export(
         raise click.UsageError(f"{target.name} has no format '{form}'; it has: {', '.join(target.exports)}")
     if player is not None and (form != "nvdla-trace" or player not in target.players):
         raise click.UsageError(f"--player is for nvdla-trace, not for '{form}'")
-    program = _renamed(program, target, form, prefix)
+    program = _apply_prefix(program, target, form, prefix)
     if data and not self_test and model is None:
         raise click.UsageError(f"--data is for --self-test, {' and '.join(OF_MODELS)}")
     if self_test and form not in target.self_tests:
         known = ", ".join(target.self_tests)
         raise click.UsageError(f"{target.name} has no self test in the format '{form}'; it has: {known or 'none'}")
-    files = target.exported(program, form, player) if model is None else _of_model(found, form, model, data)
+    files = target.export(program, form, player) if model is None else _of_model(found, form, model, data)
     if self_test:
         files |= target.self_test(program, form, _vectors(program, data))
     write_folder(files, output, as_json)

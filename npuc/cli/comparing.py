@@ -13,22 +13,22 @@ from npuc.cli.options import (
     TargetChoice,
     TargetCommand,
     artefact_options,
-    asked,
     calibration_option,
     data_option,
     format_options,
     input_option,
     limit_options,
     machine_option,
+    parse_options,
     scheduler_option,
     shape_option,
     strict_option,
     target_flags,
     target_option,
 )
-from npuc.cli.output import PATH, Artefact, answer, note, opened, print_json, say, verbose, working
+from npuc.cli.output import PATH, Artefact, answer, note, open_artefact, print_json, say, verbose, working
 from npuc.flag import SYNTHETIC
-from npuc.text.escaping import shown
+from npuc.text.escaping import escape_report
 from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def diff(
     from npuc.reports.difference import difference
     from npuc.storage.files import replacing
 
-    pair = opened(first, allow_modified), opened(second, allow_modified)
+    pair = open_artefact(first, allow_modified), open_artefact(second, allow_modified)
     with showing(first):
         report = difference(*((each.program, each.target) for each in pair))
     if model is not None and not data:
@@ -77,7 +77,7 @@ def diff(
         report["outputs"] = _outputs(pair, data)
     if model is not None:
         report["accuracy"] = _accuracy(pair, data, model)
-    told = summaries.difference(shown(report), first, second, verbose=verbose() > 0)
+    told = summaries.difference(escape_report(report), first, second, verbose=verbose() > 0)
     if output is not None:
         page = _page(pair, report).encode()
         with replacing(output) as staging:
@@ -104,12 +104,12 @@ def _accuracy(pair: Sequence[Artefact], data: tuple[Path, ...], model: Path) -> 
     """Accuracy of both programs against the model in fp32, by measure: the first program's and the second's."""
     from npuc.running import run_program
     from npuc.verification import metrics
-    from npuc.verification.equivalence import expected
+    from npuc.verification.equivalence import expected_outputs
 
     found: list[dict[str, Any]] = []
     for each in pair:
         samples = each.samples(data)
-        exact = expected(model, samples, each.program.images)
+        exact = expected_outputs(model, samples, each.program.images)
         found.append(metrics.scores(exact, run_program(each.program, each.target, samples), samples.labels))
     return {key: [each[key] for each in found] for key in found[0]}
 
@@ -173,7 +173,7 @@ def compare(
       npuc compare resnet8.onnx --target easynpu --machine large --machine my.toml
       npuc compare resnet8.onnx --targets easynpu,easynpu:large --data test.npz
     """
-    from npuc.images.description import described
+    from npuc.images.description import describe
     from npuc.reports import tables
     from npuc.reports.comparison import ComparedModel
     from npuc.reports.comparison import compare as compared
@@ -183,7 +183,7 @@ def compare(
     own = {name: value for name, value in flags.items() if value is not None}
     subject = ComparedModel(model, shapes, calibration, data)
     with working("comparing") as bar:
-        images = () if input is None else described(input)
+        images = () if input is None else describe(input)
         report = compared(subject, found, Options(strict=strict, flags=own, input=images), bar)
     say(tables.comparison(report, form), exact=form != "text")
     return 0 if report["status"] == "ok" else 1
@@ -276,7 +276,7 @@ def sweep(
     chosen = _costs(grid, costs)
     files = tuple(each if str(each) == SYNTHETIC else each.absolute() for each in calibration)
     subject = ComparedModel(model.absolute(), shapes, files)
-    options = asked(find(target), strict=strict, **flags)
+    options = parse_options(find(target), strict=strict, **flags)
     with working("sweeping") as bar:
         bar.begin("compiling for every machine", len(grid.points()))
         report = swept(subject, grid, options, chosen, jobs or os.cpu_count() or 1, scheduler, bar.advance)
@@ -286,7 +286,7 @@ def sweep(
     if form == "json":
         print_json({**report, "output": None if output is None else str(output)})
     else:
-        say(tables.swept(report, form), exact=form != "text")
+        say(tables.sweep_text(report, form), exact=form != "text")
         if output is not None:
             note(f"{output}: {output.stat().st_size:,} bytes")
     return 0 if report["status"] == "ok" else 1

@@ -12,7 +12,6 @@ from npuc.cli.completing import NODES, PASSES
 from npuc.cli.options import (
     SuggestingChoice,
     TargetCommand,
-    asked,
     bind_option,
     calibration_option,
     cut_options,
@@ -22,6 +21,7 @@ from npuc.cli.options import (
     json_option,
     limit_options,
     machine_option,
+    parse_options,
     precision_option,
     prefix_option,
     removed_options,
@@ -35,7 +35,7 @@ from npuc.cli.options import (
 )
 from npuc.cli.output import PATH, print_json, say, tell_warnings, unread, verbose, with_seconds, working
 from npuc.flag import CHOICES
-from npuc.text.escaping import shown
+from npuc.text.escaping import escape_report
 from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def compile_command(
 
     kind = find(target)
     tried: list[Trial] = []
-    options = replace(asked(kind, **flags), notify=tried.extend)
+    options = replace(parse_options(kind, **flags), notify=tried.extend)
     _expect_passes(kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []
     more = verbose()
@@ -175,7 +175,7 @@ def compile_command(
     if as_json:
         print_json(report)
     else:
-        say(summaries.compiled(shown(report), entries, directory, verbose=more > 0))
+        say(summaries.compile_summary(escape_report(report), entries, directory, verbose=more > 0))
 
 
 def _tell_variants(compiled: Program, variants: Sequence[Program], directory: Path, *, as_json: bool) -> None:
@@ -198,8 +198,12 @@ def _tell_variants(compiled: Program, variants: Sequence[Program], directory: Pa
         tell_warnings(report["warnings"])
         if not as_json:
             say(str(variant))
-            whole = shown({"status": "ok", **report})
-            say(summaries.compiled(whole, account_of(each.manifest), directory / variant.path, verbose=False))
+            whole = escape_report({"status": "ok", **report})
+            say(
+                summaries.compile_summary(
+                    whole, account_of(each.manifest), directory / variant.path, verbose=False
+                )
+            )
     if not as_json:
         say(f"{len(told)} variants in {held:,} bytes; {alone:,} without what they share")
 
@@ -241,14 +245,14 @@ def check(
       npuc check resnet8.onnx --target nvdla-full --precision fp16
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
     """
-    from npuc.account import ACCOUNT, as_json, checked, groups
+    from npuc.account import ACCOUNT, as_json, check_summary, groups
     from npuc.cutting import part_of
     from npuc.driver import NOWHERE, survey_of
     from npuc.registry import target as find
     from npuc.target import Request
 
     kind = find(target)
-    options = asked(kind, strict=strict, **flags)
+    options = parse_options(kind, strict=strict, **flags)
     with part_of(Request(model, kind, options, shapes=shapes)) as (request, _):
         survey = survey_of(request)
     found = survey.reasons
@@ -266,5 +270,5 @@ def check(
         say("\n".join(str(each.problem) for each in wrong), err=True)
     hosted = [each for each in found if each not in wrong]
     if form == "text" and (survey.entries or hosted) and not (strict and wrong):
-        say(checked(survey.entries, hosted, f"{model}: {target}", verbose=verbose() > 0))
+        say(check_summary(survey.entries, hosted, f"{model}: {target}", verbose=verbose() > 0))
     return 1 if wrong else 0

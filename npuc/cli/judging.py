@@ -13,7 +13,6 @@ import click
 from npuc.cli.options import (
     TargetCommand,
     artefact_options,
-    asked,
     calibration_option,
     cut_options,
     data_option,
@@ -22,6 +21,7 @@ from npuc.cli.options import (
     labels_option,
     limit_options,
     machine_option,
+    parse_options,
     precision_option,
     removed_options,
     scheduler_option,
@@ -31,9 +31,9 @@ from npuc.cli.options import (
     target_option,
     tell_cache,
 )
-from npuc.cli.output import PATH, answer, opened, working, written
+from npuc.cli.output import PATH, answer, open_artefact, working, write_output
 from npuc.program import Ranges
-from npuc.text.escaping import Shown, shown
+from npuc.text.escaping import Shown, escape_report
 from npuc.text.terminal import count, plural, table
 
 
@@ -93,14 +93,14 @@ def accuracy(
     from npuc.cutting import compiled_part
     from npuc.images.description import labels_of
     from npuc.program import with_labels
-    from npuc.regions.variants import chosen
+    from npuc.regions.variants import choose_variant
     from npuc.verification import accuracy as judging
     from npuc.verification.judging.choosing import Asked, NotTaken
 
     if not data:
         raise click.UsageError("Missing option '--data'.")
-    artefact = chosen(artefact, data, allow_modified=allow_modified)
-    program = opened(artefact, allow_modified).program
+    artefact = choose_variant(artefact, data, allow_modified=allow_modified)
+    program = open_artefact(artefact, allow_modified).program
     if labels is not None:
         program = with_labels(program, labels_of(labels))
     model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
@@ -112,7 +112,7 @@ def accuracy(
             )
     except NotTaken as error:
         raise click.UsageError(str(error)) from None
-    answer(report, _as_text(shown(report)), as_json)
+    answer(report, _as_text(escape_report(report)), as_json)
     return 0 if report["status"] == "ok" else 1
 
 
@@ -128,12 +128,12 @@ def _as_text(report: Shown) -> str:
     lines = [table(("run", *header), rows), f"{plural(report['samples'], 'sample')}{_more(report)}"]
     if report["metric"] == "regression":
         lines += _outputs(report)
-    told = [_simulated(report), *_decoding(report), f"metric {report['metric']}: {report['chosen']}"]
+    told = [_simulation_line(report), *_decoding(report), f"metric {report['metric']}: {report['chosen']}"]
     told += [f"activation ranges: {origin}"] if (origin := str(Ranges(**report["ranges"]))) else []
     return "\n".join([*lines, *(part for line in told for part in wrap(line, WIDTH))])
 
 
-def _simulated(report: Shown) -> str:
+def _simulation_line(report: Shown) -> str:
     """What the words computed and what the integer network."""
     known = report["simulated"]
     first = "all samples" if known["others"] is None else f"the first {plural(known['samples'], 'sample')}"
@@ -333,7 +333,7 @@ def quantize(
     tried: list[Trial] = []
     if precision in FLOATING:
         raise click.UsageError(f"--precision {precision} has no integers")
-    options = asked(kind, level=level, precision=precision or "int8", **flags)
+    options = parse_options(kind, level=level, precision=precision or "int8", **flags)
     options = replace(options, notify=tried.extend, one_scale=scales_out is not None)
     said: list[str] = []
     with (
@@ -348,4 +348,4 @@ def quantize(
     if scales_out is not None:
         with replacing(scales_out) as staging:
             staging.write_text(as_table(network, scales_out.suffix), encoding="utf-8")
-    written(output, found, as_json, quantization={"level": level, "steps": steps_of(tried)})
+    write_output(output, found, as_json, quantization={"level": level, "steps": steps_of(tried)})

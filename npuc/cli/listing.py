@@ -16,7 +16,7 @@ from npuc.cli.options import (
     modified_option,
     target_option,
 )
-from npuc.cli.output import PATH, announce_synthetic, answer, opened, say, working, write_folder
+from npuc.cli.output import PATH, announce_synthetic, answer, open_artefact, say, working, write_folder
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -123,7 +123,7 @@ def rtl(
     else:
         if machine is not None:
             raise click.UsageError("ARTEFACT brings its machine: leave out --machine")
-        found = opened(artefact, allow_modified)
+        found = open_artefact(artefact, allow_modified)
         program, described = found.program, found.target
     if not described.has_hardware:
         raise click.UsageError(f"{described.name} has no hardware description")

@@ -120,12 +120,12 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 def _together(*options: Decorator) -> Decorator:
     """Adds these options, in this order."""
 
-    def added(command: Callable[..., Any]) -> Callable[..., Any]:
+    def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
             command = option(command)
         return command
 
-    return added
+    return add_options
 
 
 target_option = click.option("--target", type=TargetChoice(), required=True, help="Target machine family.")
@@ -306,7 +306,7 @@ class TargetCommand(click.Command):
         """Parses the arguments, including the flags of the targets named in them."""
         ctx.meta[INSTALLED] = [
             click.Option([option_of(flag.name)], type=SuggestingChoice(flag.values), help=_help(flag))
-            for flag in dict.fromkeys(flag for name in _installed(args) for flag in _flags_of(name))
+            for flag in dict.fromkeys(flag for name in _foreign_targets(args) for flag in _flags_of(name))
         ]
         return super().parse_args(ctx, args)
 
@@ -321,7 +321,7 @@ INSTALLED = "npuc.cli.options.installed"
 """The key in a context's metadata for the flags of installed targets."""
 
 
-def _installed(args: Sequence[str]) -> Iterator[str]:
+def _foreign_targets(args: Sequence[str]) -> Iterator[str]:
     """Names of targets in the arguments that are not npuc's own."""
     for option, value in pairwise((*args, "")):
         name, equals, joined = option.partition("=")
@@ -335,7 +335,7 @@ def _flags_of(name: str) -> Sequence[Flag]:
     return target(name).flags if name in names() else ()
 
 
-def asked(target: Target, **flags: Any) -> Options:
+def parse_options(target: Target, **flags: Any) -> Options:
     """The options of a compilation; missing values are None or empty. Raises UsageError for unsupported flags."""
     from npuc.flags import options_of
 
@@ -352,7 +352,7 @@ def format_options(*forms: str) -> Callable[[Callable[..., T]], Callable[..., T]
     The command gets `form`.
     """
 
-    def added(command: Callable[..., T]) -> Callable[..., T]:
+    def add_format(command: Callable[..., T]) -> Callable[..., T]:
         @click.option(
             "--format",
             "form",
@@ -363,12 +363,12 @@ def format_options(*forms: str) -> Callable[[Callable[..., T]], Callable[..., T]
         @volume_options
         @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
         @wraps(command)
-        def formatted(*args: Any, form: str, as_json: bool, **options: Any) -> T:
+        def with_format(*args: Any, form: str, as_json: bool, **options: Any) -> T:
             return command(*args, form="json" if as_json else form, **options)
 
-        return formatted
+        return with_format
 
-    return added
+    return add_format
 
 
 chip_options = _together(
@@ -411,12 +411,12 @@ def limit_options(command: Callable[..., T]) -> Callable[..., T]:
     )
     @removed_options("time_limit", "custom_ops")
     @wraps(command)
-    def limited(*args: Any, memory_limit: int | None, **options: Any) -> T:
+    def with_limits(*args: Any, memory_limit: int | None, **options: Any) -> T:
         given = os.environ.get(CUSTOM_OPS, "")
-        with budget.limited(memory_limit, _seconds()), custom_ops(given.split(os.pathsep) if given else ()):
+        with budget.set_limits(memory_limit, _seconds()), custom_ops(given.split(os.pathsep) if given else ()):
             return command(*args, **options)
 
-    return limited
+    return with_limits
 
 
 prefix_option = click.option(

@@ -18,8 +18,8 @@ import click
 
 from npuc.errors import NpucError
 from npuc.frozen import frozen
-from npuc.text.escaping import printed
-from npuc.text.terminal import CLEAR, Progress, folded, progress, report_json
+from npuc.text.escaping import terminal_lines
+from npuc.text.terminal import CLEAR, Progress, fold, progress, report_json
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -36,19 +36,19 @@ QUIET, VERBOSE = f"{__name__}.quiet", f"{__name__}.verbose"
 """Keys of a context's metadata: whether -q was given, and how often -v."""
 
 
-def _asked(key: str) -> int:
+def _level(key: str) -> int:
     ctx = click.get_current_context(silent=True)
     return ctx.meta.get(key, 0) if ctx else 0
 
 
 def quiet() -> bool:
     """Whether only errors are printed, and what other programs read."""
-    return bool(_asked(QUIET))
+    return bool(_level(QUIET))
 
 
 def verbose() -> int:
     """How much more is printed: 0, 1 with -v, 2 with -vv."""
-    return _asked(VERBOSE)
+    return _level(VERBOSE)
 
 
 def working(label: str) -> AbstractContextManager[Progress]:
@@ -72,10 +72,10 @@ def say(text: str, *, err: bool = False, exact: bool = False) -> None:
         return
     stream = sys.stderr if err else sys.stdout
     if stream.isatty() and not exact:
-        text = folded(text, get_terminal_size().columns)
+        text = fold(text, get_terminal_size().columns)
     try:
         over = CLEAR if err and stream.isatty() else ""  # the line that tells the progress
-        click.echo(over + (text if exact and not stream.isatty() else printed(text)), err=err)
+        click.echo(over + (text if exact and not stream.isatty() else terminal_lines(text)), err=err)
     except OSError as error:
         raise CannotPrint(error.errno, error.strerror) from None
 
@@ -93,7 +93,7 @@ def answer(report: Mapping[str, Any], text: str, as_json: bool) -> None:
         say(text)
 
 
-def written(output: Path, content: bytes, as_json: bool, more: str = "", **told: object) -> None:
+def write_output(output: Path, content: bytes, as_json: bool, more: str = "", **told: object) -> None:
     """Writes a command's file, and prints its path, its size and what else the command tells: as text or JSON."""
     from npuc.storage.files import replacing
 
@@ -159,9 +159,9 @@ class Artefact:
 
     def graph(self) -> Mapping[str, Any]:
         """Its graph.json. Raises ArtefactError if npuc did not write it."""
-        from npuc.evidence import described
+        from npuc.evidence import read_graph
 
-        return described(self.with_evidence())
+        return read_graph(self.with_evidence())
 
     def with_evidence(self) -> Program:
         """The program with its evidence. Raises ArtefactError (E502)."""
@@ -176,7 +176,7 @@ class Artefact:
 
         return samples_of(self.program, data)
 
-    def verified(self, model: Path, samples: Samples, chip_model: str = "own") -> dict[str, Any]:
+    def verify(self, model: Path, samples: Samples, chip_model: str = "own") -> dict[str, Any]:
         """The report of `npuc verify` by the default criterion, with the errors of every layer."""
         from npuc.verification.checking import verify
         from npuc.verification.criterion import criterion
@@ -188,7 +188,7 @@ class Artefact:
         )  # fmt: skip
 
 
-def opened(path: Path, allow_modified: bool) -> Artefact:
+def open_artefact(path: Path, allow_modified: bool) -> Artefact:
     """An artefact with a single program; modified files are named on stderr.
 
     Raises ArtefactError (E508) for an artefact with several programs.
@@ -197,7 +197,7 @@ def opened(path: Path, allow_modified: bool) -> Artefact:
 
     from npuc import program
     from npuc.regions.composite import target_of
-    from npuc.regions.variants import undecided, variants_of
+    from npuc.regions.variants import choice_error, variants_of
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -205,7 +205,7 @@ def opened(path: Path, allow_modified: bool) -> Artefact:
     for each in caught:
         note(f"warning: {each.message}")
     if found := variants_of(loaded.manifest):
-        raise undecided(path, found)
+        raise choice_error(path, found)
     return Artefact(path, loaded, target_of(loaded), allow_modified)
 
 

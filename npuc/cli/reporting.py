@@ -11,8 +11,8 @@ import click
 
 from npuc.cli.completing import LAYERS
 from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model, removed_options
-from npuc.cli.output import PATH, Artefact, answer, opened, working, written
-from npuc.text.escaping import shown
+from npuc.cli.output import PATH, Artefact, answer, open_artefact, working, write_output
+from npuc.text.escaping import escape_report
 
 if TYPE_CHECKING:
     from npuc.reports.page import Evidence
@@ -61,7 +61,7 @@ def report(
     """
     from npuc.program import showing
 
-    found = opened(artefact, allow_modified)
+    found = open_artefact(artefact, allow_modified)
     expect_chip_model(found.target, chip_model)
     if chip_model != "own" and model is None:
         raise click.UsageError(f"--chip-model {chip_model} needs --model")
@@ -76,7 +76,7 @@ def report(
                 text = page(found.program, found.target, evidence).encode()
         else:
             text = _table(found, form, model, data, chip_model)
-    written(output, text, as_json)
+    write_output(output, text, as_json)
 
 
 def _table(artefact: Artefact, form: str, model: Path | None, data: tuple[Path, ...], chip_model: str) -> bytes:
@@ -86,7 +86,7 @@ def _table(artefact: Artefact, form: str, model: Path | None, data: tuple[Path, 
     from npuc.text.escaping import json_text
 
     checked = (
-        None if model is None else artefact.verified(model, _samples(artefact, data).first(SAMPLES), chip_model)
+        None if model is None else artefact.verify(model, _samples(artefact, data).first(SAMPLES), chip_model)
     )
     with showing(artefact.path):
         report = artefact.program.report
@@ -110,7 +110,7 @@ def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], ch
     found = Evidence(graph, values, about, pictures=pictures)
     if model is None:
         return found
-    checked = artefact.verified(model, samples, chip_model)
+    checked = artefact.verify(model, samples, chip_model)
     told = [each["text"] for each in graph.get("rewrites", ())]
     return replace(found, verification=checked, passes=float_passes(model, program, target, told))
 
@@ -118,9 +118,9 @@ def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], ch
 def _pictures(artefact: Artefact, data: Sequence[Path], samples: Samples) -> list[tuple[str, bytes, list[str]]]:
     """Name, PNG and answer of the first samples, if they are pictures."""
     from npuc.running import run_program
-    from npuc.verification.answers import Reader, answers, as_text, drawn, pictured
+    from npuc.verification.answers import Reader, answers, as_text, draw_answer, picture_files
 
-    files = pictured(data, len(samples))[:PICTURES]
+    files = picture_files(data, len(samples))[:PICTURES]
     if not files:
         return []
     reader, few = Reader.of(artefact.program, ()), samples.first(PICTURES)
@@ -128,7 +128,7 @@ def _pictures(artefact: Artefact, data: Sequence[Path], samples: Samples) -> lis
         return []
     said = answers(reader, run_program(artefact.program, artefact.target, few), len(few))
     return [
-        (file.name, drawn(file, reader.described, each, THUMBNAIL), [*as_text(each)][:LINES])
+        (file.name, draw_answer(file, reader.described, each, THUMBNAIL), [*as_text(each)][:LINES])
         for file, each in zip(files, said, strict=True)
     ]
 
@@ -136,12 +136,12 @@ def _pictures(artefact: Artefact, data: Sequence[Path], samples: Samples) -> lis
 def _samples(artefact: Artefact, data: tuple[Path, ...]) -> Samples:
     """Samples of the data, or a few synthetic ones."""
     from npuc.running import program_inputs
-    from npuc.samples.loading import varied
+    from npuc.samples.loading import varied_samples
 
     if data:
         return artefact.samples(data)
     few = min(SYNTHETIC, max(MACS // max(artefact.program.report["macs"], 1), 1))
-    return varied(program_inputs(artefact.program), few)
+    return varied_samples(program_inputs(artefact.program), few)
 
 
 @click.command()
@@ -182,22 +182,22 @@ def trace(
     from npuc.program import showing
     from npuc.reports import tracing
 
-    subject = opened(artefact, allow_modified)
+    subject = open_artefact(artefact, allow_modified)
     expect_chip_model(subject.target, chip_model)
     if data and chip_model == "own":
         raise click.UsageError("--data needs a chip model that counts cycles: --chip-model rtl")
-    measured = None if chip_model == "own" else _measured(subject, data, chip_model)
+    measured = None if chip_model == "own" else _measure_cycles(subject, data, chip_model)
     with showing(artefact):
         timeline = subject.target.timeline(subject.program)
-        found = tracing.trace(subject.program, timeline if measured is None else timeline.measured(measured))
+        found = tracing.trace(subject.program, timeline if measured is None else timeline.with_cycles(measured))
         content = (tracing.perfetto if form == "perfetto" else tracing.chrome)(found)
     slices = len(found.slices)
     text = f", {slices} slices in {len(found.lanes)} lanes"
     counted = {"cycles": timeline.cycles, "slices": slices, "counters": len(found.counters)}
-    written(output, content, as_json, text, **counted)
+    write_output(output, content, as_json, text, **counted)
 
 
-def _measured(artefact: Artefact, data: tuple[Path, ...], chip_model: str) -> Sequence[int]:
+def _measure_cycles(artefact: Artefact, data: tuple[Path, ...], chip_model: str) -> Sequence[int]:
     """Cycles of each layer on the hardware description, for a sample of the data or a synthetic one.
 
     Raises Mismatch (E602) unless they add up to those of the cycle model.
@@ -239,11 +239,11 @@ def explain(
     from npuc.reports import summaries
     from npuc.reports.explanation import explanation
 
-    subject = opened(artefact, allow_modified)
+    subject = open_artefact(artefact, allow_modified)
     graph = subject.graph()
     if data and model is None:
         raise click.UsageError("--data needs --model")
-    checked = None if model is None else subject.verified(model, _samples(subject, data).first(SAMPLES))
+    checked = None if model is None else subject.verify(model, _samples(subject, data).first(SAMPLES))
     with showing(artefact):
         found = explanation(subject.program, subject.target, graph, node, checked)
-        answer(found, summaries.explanation(shown(found)), as_json)
+        answer(found, summaries.explanation(escape_report(found)), as_json)

@@ -15,8 +15,17 @@ from npuc.cli.options import (
     labels_option,
     removed_options,
 )
-from npuc.cli.output import PATH, Artefact, announce_left_out, announce_synthetic, answer, opened, verbose, working
-from npuc.text.escaping import shown, terminal
+from npuc.cli.output import (
+    PATH,
+    Artefact,
+    announce_left_out,
+    announce_synthetic,
+    answer,
+    open_artefact,
+    verbose,
+    working,
+)
+from npuc.text.escaping import escape_report, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,17 +75,17 @@ def run(
     """
     from npuc import running
     from npuc.images.description import labels_of
-    from npuc.regions.variants import chosen
+    from npuc.regions.variants import choose_variant
     from npuc.reports import summaries
     from npuc.samples.loading import save
     from npuc.target import cycles_of
-    from npuc.verification.answers import Reader, answers, pictured
+    from npuc.verification.answers import Reader, answers, picture_files
     from npuc.verification.batches import integer_runner
 
     if not data:
         raise click.UsageError("Missing option '--data'.")
-    artefact = chosen(artefact, data, allow_modified=allow_modified)
-    found = opened(artefact, allow_modified)
+    artefact = choose_variant(artefact, data, allow_modified=allow_modified)
+    found = open_artefact(artefact, allow_modified)
     program, target = found.program, found.target
     expect_chip_model(target, chip_model)
     if integer:
@@ -92,7 +101,7 @@ def run(
         bar.begin("simulating", len(samples))
         runner = integer_runner(found.with_evidence()) if integer else traced or target.runner(program, chip_model)
         outputs = running.run_batches(runner, samples, bar.advance, running.batch_of(program))
-        files = pictured(data, len(samples))
+        files = picture_files(data, len(samples))
         said = answers(reader, outputs, len(samples)) if output is None or files else []
         if output is not None:
             bar.begin("writing")
@@ -106,7 +115,7 @@ def run(
     lines = [] if cycles is None else [f"{summaries.count(cycles)} cycles a sample"]
     if output is not None:
         lines += [f"{terminal(name)}: {shape} -> {output}" for name, shape in shapes.items()]
-    lines += _answered(files, said)
+    lines += _answer_lines(files, said)
     told = [{"sample": str(files[at]) if files else at, **each} for at, each in enumerate(said)]
     where = None if output is None else str(output)
     report = {"status": "ok", "output": where, "samples": len(samples), "outputs": shapes, **counts}
@@ -117,7 +126,7 @@ ANSWERED = 20
 """The most samples whose answers are printed; -v prints all, as --json does."""
 
 
-def _answered(files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> list[str]:
+def _answer_lines(files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> list[str]:
     """The lines of what the first samples say."""
     from npuc.verification.answers import as_text
 
@@ -132,11 +141,11 @@ def _answered(files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> list[
 def _draw(output: Path, reader: Reader, files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> None:
     """Writes the boxes of the only sample into a picture. Raises UsageError for anything else."""
     from npuc.storage.files import replacing
-    from npuc.verification.answers import drawn
+    from npuc.verification.answers import draw_answer
 
     if len(files) != 1 or reader.described is None or "boxes" not in said[0]:
         raise click.UsageError(f"'{output}': boxes are drawn for one picture, and a program that gives boxes")
-    content = drawn(files[0], reader.described, said[0])
+    content = draw_answer(files[0], reader.described, said[0])
     with replacing(output) as staging:
         staging.write_bytes(content)
 
@@ -200,13 +209,13 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
     """
     from npuc.cutting import compiled_part
-    from npuc.regions.variants import chosen
+    from npuc.regions.variants import choose_variant
     from npuc.reports import summaries
     from npuc.verification import checking
     from npuc.verification.criterion import tolerance as tolerance_of
 
-    artefact = chosen(artefact, data, allow_modified=allow_modified)
-    subject = opened(artefact, allow_modified)
+    artefact = choose_variant(artefact, data, allow_modified=allow_modified)
+    subject = open_artefact(artefact, allow_modified)
     program, target = subject.program, subject.target
     expect_chip_model(target, chip_model)
     if dump is not None:
@@ -214,7 +223,7 @@ def verify(
     model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
     samples = _samples(subject, data, count)
     if dump is not None:
-        return _dumped(model, subject, samples, dump, as_json)
+        return _compare_dumps(model, subject, samples, dump, as_json)
     with working("verifying") as bar:
         bar.begin("what rounding allows")
         tolerance = tolerance_of(model, program, samples, min_sqnr, min_cosine)
@@ -225,23 +234,23 @@ def verify(
         if bisect:
             bar.begin("finding the first difference")
             folder = output or Path(f"{artefact.stem}.bisect")
-            report["bisect"] = _bisected(model, subject, samples, report, folder)
-    answer(report, summaries.verified(shown(report), tolerance), as_json)
+            report["bisect"] = _bisect(model, subject, samples, report, folder)
+    answer(report, summaries.verify_summary(escape_report(report), tolerance), as_json)
     return 0 if report["status"] == "ok" else 1
 
 
-def _bisected(
+def _bisect(
     model: Path, artefact: Artefact, samples: Samples, report: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
     """The first difference or the largest loss, and the files that reproduce it."""
     from dataclasses import asdict
 
-    from npuc.evidence import described
+    from npuc.evidence import read_graph
     from npuc.regions.artefact import is_composite
     from npuc.verification import bisection
 
     program, target = artefact.with_evidence(), artefact.target
-    graph = described(program)
+    graph = read_graph(program)
     whole = not is_composite(program)
     difference = bisection.first_difference(model, program, target, samples) if whole else None
     found = asdict(difference) if difference else bisection.largest_loss(report, graph)
@@ -266,7 +275,7 @@ def _expect_comparable(program: Program, *, bisect: bool) -> None:
         raise click.UsageError(f"--dump compares integers bit by bit; the program computes in {program.precision}")
 
 
-def _dumped(model: Path, artefact: Artefact, samples: Samples, folder: Path, as_json: bool) -> int:
+def _compare_dumps(model: Path, artefact: Artefact, samples: Samples, folder: Path, as_json: bool) -> int:
     """Compares dumps from hardware with the integer network; returns the exit code."""
     from dataclasses import asdict
 
@@ -275,26 +284,26 @@ def _dumped(model: Path, artefact: Artefact, samples: Samples, folder: Path, as_
     from npuc.verification.checking import check_model
 
     check_model(model, artefact.program, artefact.allow_modified)
-    rows, difference = dumps.compared(folder, artefact.with_evidence(), artefact.target, samples)
+    rows, difference = dumps.compare_dumps(folder, artefact.with_evidence(), artefact.target, samples)
     report: dict[str, Any] = {
         "status": "ok" if difference is None else "mismatch",
         "samples": len(samples),
         "dumps": rows,
         "difference": None if difference is None else asdict(difference),
     }
-    answer(report, summaries.dumped(shown(report)), as_json)
+    answer(report, summaries.dump_summary(escape_report(report)), as_json)
     return 0 if difference is None else 1
 
 
 def _samples(artefact: Artefact, data: tuple[Path, ...], count: int | None) -> Samples:
     """The samples of the data files, or announced synthetic ones."""
     from npuc.running import program_inputs
-    from npuc.samples.loading import varied
+    from npuc.samples.loading import varied_samples
 
     if data:
         samples = artefact.samples(data).first(count)
         announce_left_out(samples)
         return samples
-    samples = varied(program_inputs(artefact.program)).first(count)
+    samples = varied_samples(program_inputs(artefact.program)).first(count)
     announce_synthetic("verified", "--data DATA.npz", samples, "varied")
     return samples

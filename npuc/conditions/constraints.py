@@ -29,7 +29,7 @@ Rewritten = Mapping[str, tuple[str, str]]
 """Operators that passes replace: what runs in their place, and when."""
 
 
-def refused(
+def refuse(
     node: Node, reason: str, *, remedy: str, limit: str | None = None, tensor: str | None = None
 ) -> Problem:
     """The problem (E202) of a node that a machine does not run."""
@@ -39,8 +39,8 @@ def refused(
 def unknown(node: Node, known: Iterable[str], rewritten: Rewritten, remedy: str) -> Problem:
     """Why a machine does not run an operator that it does not have. known: the operators to name instead."""
     if node.op in rewritten:
-        return refused(node, "no rewriting applies to it", limit=rewritten[node.op][1], remedy=remedy)
-    return refused(node, "the machine has no such operator", limit=", ".join(known), remedy=remedy)
+        return refuse(node, "no rewriting applies to it", limit=rewritten[node.op][1], remedy=remedy)
+    return refuse(node, "the machine has no such operator", limit=", ".join(known), remedy=remedy)
 
 
 ALIKE: Mapping[Constraint, str] = {}
@@ -58,7 +58,7 @@ def violation(
         found = constraint(graph, node)
         if found is not None:
             told = remedies.get(constraint, remedy)
-            return refused(node, found, limit=sentence(constraint), tensor=node.inputs[0], remedy=told)
+            return refuse(node, found, limit=sentence(constraint), tensor=node.inputs[0], remedy=told)
     return None
 
 

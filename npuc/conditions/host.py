@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from npuc.conditions.constraints import refused
+from npuc.conditions.constraints import refuse
 from npuc.errors import NpucError, Problem
 from npuc.host.step import HostStep, computing
 from npuc.ir import Graph, Node
@@ -84,7 +84,7 @@ def conversion_refusal(graph: Graph, node: Node) -> Problem | None:
     reason = f"to {max(sizes)} scales" if max(sizes) > 1 else f"to {graph.tensors[integers].dtype}"
     limit = "one scale and zero point for a tensor, constant, int8 or uint8"
     remedy = "quantise activations per tensor to 8 bits; weights may have a scale for every channel"
-    return refused(node, f"an activation is quantised {reason}", tensor=integers, limit=limit, remedy=remedy)
+    return refuse(node, f"an activation is quantised {reason}", tensor=integers, limit=limit, remedy=remedy)
 
 
 Refusal = Callable[[Node], Problem | None]
@@ -119,7 +119,7 @@ def emptiness(graph: Graph, node: Node) -> Problem | None:
         return None
     reason = f"a tensor of shape {list(graph.shape(empty[0]))} has no elements"
     limit, remedy = "at least one element", "leave out what is empty"
-    return refused(node, reason, tensor=empty[0], limit=limit, remedy=remedy)
+    return refuse(node, reason, tensor=empty[0], limit=limit, remedy=remedy)
 
 
 def only_converts(graph: Graph, node: Node, on_array: set[Node]) -> bool:

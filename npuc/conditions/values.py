@@ -19,7 +19,7 @@ from math import floor, inf, isnan, prod, sqrt
 
 import numpy as np
 
-from npuc.conditions.constraints import refused
+from npuc.conditions.constraints import refuse
 from npuc.errors import Problem
 from npuc.ir import Array, Node
 from npuc.ops.attributes import KERNEL_SHAPE, MAX, MIN, VALUE
@@ -55,7 +55,7 @@ class LowerBounds:
                 waiting += missing
             else:
                 name = waiting.pop()
-                self._known[name] = self._bound(name)
+                self._known[name] = self._lower_bound(name)
         return self._known[tensor]
 
     def holds(self, tensor: str, condition: Callable[[Array], Array]) -> bool:
@@ -66,7 +66,7 @@ class LowerBounds:
         node = None if tensor in self.constants else self.producers.get(tensor)
         return [name for name in node.inputs if name] if node is not None and node.op in KNOWN else []
 
-    def _bound(self, tensor: str) -> float:
+    def _lower_bound(self, tensor: str) -> float:
         value, operands = self.constants.get(tensor), self._operands(tensor)
         found = -inf
         if value is not None and value.dtype.kind in "fiu":
@@ -137,7 +137,7 @@ def masking(nodes: Sequence[Node], constants: Mapping[str, Array]) -> tuple[Node
 
     nodes: in topological order; an operator that npuc does not know has its ONNX name.
     """
-    logits, masked = _masked(nodes, constants)
+    logits, masked = _masked_tensors(nodes, constants)
     wanted, sources = set[str](), set[str]()
     found: list[Node] = []
     largest = {name: node.inputs[:1] for node in nodes if node.op == "ReduceMax" for name in node.outputs}
@@ -156,7 +156,7 @@ def masking(nodes: Sequence[Node], constants: Mapping[str, Array]) -> tuple[Node
     return tuple(reversed(found))
 
 
-def _masked(nodes: Sequence[Node], constants: Mapping[str, Array]) -> tuple[set[str], set[str]]:
+def _masked_tensors(nodes: Sequence[Node], constants: Mapping[str, Array]) -> tuple[set[str], set[str]]:
     """The tensors that layers contribute to, and those to which a mask was added."""
     logits, masked, samples = set[str](), set[str](), _samples(nodes)
     for node in nodes:
@@ -198,7 +198,7 @@ def _reaches(names: Iterable[str], constants: Mapping[str, Array], limit: float)
 def mask_problems(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:
     """A problem for each of these nodes, unless the precision is fp32, which has the range."""
     return [
-        refused(
+        refuse(
             node,
             f"it belongs to a mask before a Softmax, for which {precision} lacks range",
             tensor=next(filter(None, node.outputs)),
@@ -257,7 +257,7 @@ def _guards(node: Node, bounds: LowerBounds, guarded: Set[str]) -> bool:
 def nan_problems(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:
     """A problem for each of these nodes in fp32."""
     return [
-        refused(
+        refuse(
             node,
             "its operand may be NaN, of which the machine makes a number",
             tensor=next(filter(None, node.outputs)),

@@ -58,7 +58,7 @@ def input_types(
     types: dict[str, TensorType] = {}
     problems: list[Problem] = []
     for name in names:
-        shape = bound.get(name) or _filled(dims[name], named)
+        shape = bound.get(name) or _static_shape(dims[name], named)
         if shape is None:
             found = _unbound(name, dims[name], empty.get(name))
             problems.append(replace(found, **_reader(graph, name)))
@@ -130,7 +130,7 @@ def _bound_names(dims: Mapping[str, Sequence[Dim] | None], bound: Mapping[str, t
     return named
 
 
-def _filled(dims: Sequence[Dim] | None, named: Mapping[str, int]) -> tuple[int, ...] | None:
+def _static_shape(dims: Sequence[Dim] | None, named: Mapping[str, int]) -> tuple[int, ...] | None:
     """The shape if every dimension is known."""
     extents = [dim if isinstance(dim, int) else named.get(dim) for dim in dims] if dims is not None else [None]
     known = tuple(extent for extent in extents if extent is not None)

@@ -37,7 +37,7 @@ class OnnxNode:
     source: str
     """The key of the file's node that it belongs to."""
 
-    def given(self, index: int) -> bool:
+    def has_input(self, index: int) -> bool:
         """Whether the optional input is present."""
         return index < len(self.inputs) and bool(self.inputs[index])
 
@@ -45,11 +45,11 @@ class OnnxNode:
         """The error (E105) for an inconsistent node."""
         return ModelError("E105", reason, node=self.source, op=self.op, tensor=tensor, limit=limit)
 
-    def undefined(self, reason: str, tensor: str, limit: str) -> UndefinedConstants:
+    def constant_error(self, reason: str, tensor: str, limit: str) -> UndefinedConstants:
         """The error (E105) for a constant that the operator is not defined for."""
         return UndefinedConstants("E105", reason, node=self.source, op=self.op, tensor=tensor, limit=limit)
 
-    def unsupported(self, reason: str, remedy: str, *, limit: str | None = None) -> UnsupportedOperator:
+    def support_error(self, reason: str, remedy: str, *, limit: str | None = None) -> UnsupportedOperator:
         """The error (E202) for a valid form that npuc does not support."""
         return UnsupportedOperator("E202", reason, node=self.source, op=self.op, limit=limit, remedy=remedy)
 
@@ -81,7 +81,7 @@ class NodeBuilder:
         self.finite: dict[tuple[str, bool], bool] = {}
         """What `npuc.frontend.finite` found so far."""
         self.masks: dict[str, tuple[str, str]] = {}
-        """What `prepared` makes of a computed mask before an Attention: finite numbers, and which rows count."""
+        """What `prepare_mask` makes of a mask before an Attention: finite numbers, and which rows count."""
         self.aliases: dict[str, str] = {}
         self.producers: dict[str, Node] = {}
         self.bounds = LowerBounds(self.producers, self.constants)
@@ -171,7 +171,7 @@ class NodeBuilder:
         """Raises E202 for the node of the first of these tensors that its importer did not compute."""
         for name in names:
             if name in self.absent:
-                raise self.absent[name].unsupported(
+                raise self.absent[name].support_error(
                     f"its output {name!r} is read",
                     "compute it by operators of its own",
                     limit="the first output only",

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc.frontend.foreign import captured
+from npuc.frontend.foreign import all_inputs
 from npuc.onnx_files.subgraphs import tensor_names
 from npuc.reference import STANDARD
 from npuc.text.escaping import Names
@@ -112,7 +112,7 @@ class _PowerWalk:
 
     def meet(self, node: onnx.NodeProto) -> None:
         """Notes the powers of a node's result, or the scales that it reads and does not undo."""
-        read = [name for name in dict.fromkeys(captured(node)) if name in self.powers]
+        read = [name for name in dict.fromkeys(all_inputs(node)) if name in self.powers]
         result = self._result(node) if read else None
         if read and result is None:
             self.wrong.update(scale for name in read for scale in self.powers[name])
@@ -165,13 +165,13 @@ def _product(node: onnx.NodeProto, dynamic: AbstractSet[str], names: Names) -> G
     operands: list[str] = []
     for at, name in enumerate(node.input[:2]):
         zero = node.input[at + 2] if len(node.input) > at + 2 else ""
-        operands.append(name if name in dynamic else (yield from _centred(node, at, zero, names)))
+        operands.append(name if name in dynamic else (yield from _centre(node, at, zero, names)))
     made = helper.make_node(PRODUCTS[node.op_type], operands, node.output, node.name)
     made.attribute.extend(node.attribute)
     yield made
 
 
-def _centred(node: onnx.NodeProto, at: int, zero: str, names: Names) -> Generator[onnx.NodeProto, None, str]:
+def _centre(node: onnx.NodeProto, at: int, zero: str, names: Names) -> Generator[onnx.NodeProto, None, str]:
     """An operand as float, less its zero point."""
     value = yield from _as_float(node, at, names)
     if not zero:

@@ -43,7 +43,7 @@ def is_finite(to: NodeBuilder, tensor: str) -> bool:
     known, waiting = to.finite, [(tensor, False)]
     while waiting:
         found = waiting[-1]
-        needed = _needed(to, *found)
+        needed = _requirements(to, *found)
         missing = [each for each in needed or () if each not in known]
         if missing:
             waiting += missing
@@ -53,7 +53,7 @@ def is_finite(to: NodeBuilder, tensor: str) -> bool:
     return known[tensor, False]
 
 
-def _needed(to: NodeBuilder, name: str, in_layer: bool) -> tuple[Needed, ...] | None:
+def _requirements(to: NodeBuilder, name: str, in_layer: bool) -> tuple[Needed, ...] | None:
     """What must be finite for a tensor to be so; None if nothing suffices."""
     node = to.producers.get(name)
     if name in to.types and (np.dtype(to.types[name].dtype).kind != "f" or to.bounds.holds(name, _is_moderate)):
@@ -62,11 +62,11 @@ def _needed(to: NodeBuilder, name: str, in_layer: bool) -> tuple[Needed, ...] | 
         return () if in_layer and name in to.inputs else None
     if node.op not in FINITE and not (node.op in CONDITIONS and CONDITIONS[node.op](node, to)):
         return None
-    read = (_unmasked(to, node),) if node.op == "Softmax" else node.inputs
+    read = (_strip_mask(to, node),) if node.op == "Softmax" else node.inputs
     return tuple((each, in_layer or node.op in LAYERS) for each in read if each)
 
 
-def _unmasked(to: NodeBuilder, softmax: Node) -> str:
+def _strip_mask(to: NodeBuilder, softmax: Node) -> str:
     """The argument of a Softmax, without a mask that leaves a number in every row."""
     x = softmax.inputs[0]
     node, axis = to.producers.get(x), AXIS(softmax) - len(to.shape(x))

@@ -11,7 +11,7 @@ import onnx
 from onnx import helper
 
 from npuc.frontend.builder import NodeBuilder, OnnxNode
-from npuc.frontend.foreign import inferred, is_static
+from npuc.frontend.foreign import infer_types, is_static
 from npuc.frontend.signatures import standard_form
 from npuc.ir import Array
 from npuc.system.budget import expect_room
@@ -29,14 +29,14 @@ def can_fold(node: OnnxNode, proto: onnx.NodeProto, to: NodeBuilder) -> bool:
     if node.op in RANDOM or any(each.type == onnx.AttributeProto.GRAPH for each in proto.attribute):
         return False
     constant = bool(node.inputs) and all(each in to.constants for each in node.inputs if each)
-    return constant and not (node.op in ("Cast", "CastLike") and _undefined(node, to))
+    return constant and not (node.op in ("Cast", "CastLike") and _is_undefined(node, to))
 
 
 NARROW = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
 """The ranges of the narrowest integers."""
 
 
-def _undefined(node: OnnxNode, to: NodeBuilder) -> bool:
+def _is_undefined(node: OnnxNode, to: NodeBuilder) -> bool:
     """Whether a cast to a narrow integer meets a fraction or leaves the range.
 
     There onnxruntime rounds and saturates, where ONNX's reference implementation truncates and wraps around.
@@ -80,7 +80,7 @@ def _sizes(node: OnnxNode, proto: onnx.NodeProto, to: NodeBuilder) -> dict[str, 
         name: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
         for name, value in values.items()
     }
-    found = inferred(proto, types, values, [helper.make_opsetid(proto.domain, node.opset)])
+    found = infer_types(proto, types, values, [helper.make_opsetid(proto.domain, node.opset)])
     names = list(filter(None, proto.output))
     if not all(name in found and is_static(found[name]) for name in names):
         return None

@@ -15,22 +15,22 @@ from npuc.ir import Array, TensorType
 from npuc.onnx_files.external_data import without_weights
 from npuc.onnx_files.subgraphs import subgraphs
 from npuc.reference import session, with_outputs
-from npuc.system.confinement import isolated
+from npuc.system.confinement import isolate
 
 
-def captured(node: onnx.NodeProto) -> Iterator[str]:
+def all_inputs(node: onnx.NodeProto) -> Iterator[str]:
     """The tensors that a node reads, including those that its subgraphs capture, without absent inputs."""
     yield from filter(None, node.input)
     for graph in subgraphs(node):
         inside = {each.name for each in (*graph.initializer, *graph.input)}
         inside.update(each.values.name for each in graph.sparse_initializer)
         inside.update(name for each in graph.node for name in each.output)
-        read = (name for each in graph.node for name in captured(each))
+        read = (name for each in graph.node for name in all_inputs(each))
         yield from (name for name in read if name not in inside)
         yield from (each.name for each in graph.output if each.name and each.name not in inside)
 
 
-def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+def rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
     """The node with renamed inputs, also in its subgraphs; names that a subgraph defines itself are kept."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
@@ -58,10 +58,10 @@ def result_types(
 ) -> dict[str, TypeProto]:
     """The types of a node's results by ONNX's rules; results without a type are left out.
 
-    known, constants: types and values of the model's tensors. Raises as `inferred`.
+    known, constants: types and values of the model's tensors. Raises as `infer_types`.
     """
-    read = list(dict.fromkeys(captured(node)))
-    return inferred(
+    read = list(dict.fromkeys(all_inputs(node)))
+    return infer_types(
         node,
         {name: known[name] for name in read if name in known},
         {name: constants[name] for name in read if name in constants},
@@ -69,7 +69,7 @@ def result_types(
     )
 
 
-def malformed(
+def node_fault(
     node: onnx.NodeProto,
     types: Mapping[str, TensorType],
     constants: Mapping[str, Array],
@@ -79,7 +79,7 @@ def malformed(
 
     types: of what it reads; constants: the values of some of it.
     """
-    read = list(dict.fromkeys(captured(node)))
+    read = list(dict.fromkeys(all_inputs(node)))
     values = {name: constants[name] for name in read if name in constants}
     inputs = [helper.make_value_info(name, proto_of(types[name])) for name in read if name not in values]
     graph = helper.make_graph(
@@ -161,7 +161,7 @@ ONNX's data propagation keeps a message for every element of a vector, known or 
 """
 
 
-def inferred(
+def infer_types(
     node: onnx.NodeProto,
     known: Mapping[str, TypeProto],
     constants: Mapping[str, Array],
@@ -181,7 +181,7 @@ def inferred(
     )
     model = helper.make_model(graph, opset_imports=opsets)
     long = any(_is_long(each) for each in known.values())
-    return _confined(model) if any(subgraphs(node)) and not long else _types(model, data_prop=not long)
+    return _infer_isolated(model) if any(subgraphs(node)) and not long else _types(model, data_prop=not long)
 
 
 def _is_long(found: TypeProto) -> bool:
@@ -198,13 +198,13 @@ def _types(model: onnx.ModelProto, *, data_prop: bool) -> dict[str, TypeProto]:
     return {each.name: each.type for each in found.graph.output if each.type.WhichOneof("value") is not None}
 
 
-def _confined(model: onnx.ModelProto) -> dict[str, TypeProto]:
+def _infer_isolated(model: onnx.ModelProto) -> dict[str, TypeProto]:
     """The types with data propagation, which in subgraphs meets vectors of any length: by another process."""
     plain = _types(model, data_prop=False)
     if len(plain) == len(model.graph.output) and all(map(is_static, plain.values())):
         return plain
     try:
-        (found,) = isolated(_Propagation).run(None, {"model": model.SerializeToString()})
+        (found,) = isolate(_Propagation).run(None, {"model": model.SerializeToString()})
     except NpucError as error:
         if error.problems[0].code == "E105":
             return plain

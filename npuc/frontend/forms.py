@@ -10,8 +10,8 @@ import onnx
 from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.importing import without_functions
 from npuc.frontend.plain_forms import steps_first, with_activations_apart, with_dense_constants
-from npuc.frontend.upgrading import upgraded
-from npuc.frontend.widening import widened
+from npuc.frontend.upgrading import upgrade
+from npuc.frontend.widening import widen_model
 from npuc.frozen import frozen
 
 
@@ -27,8 +27,8 @@ class FrontendRewrite:
 
 
 REWRITES = (
-    FrontendRewrite("its opset is converted", lambda model, _: upgraded(model)),
-    FrontendRewrite("half precision is read as float32", lambda model, _: widened(model), deliberate=True),
+    FrontendRewrite("its opset is converted", lambda model, _: upgrade(model)),
+    FrontendRewrite("half precision is read as float32", lambda model, _: widen_model(model), deliberate=True),
     FrontendRewrite("sparse constants are made dense", with_dense_constants),
     FrontendRewrite("functions are replaced by their bodies", lambda model, _: without_functions(model)),
     FrontendRewrite(

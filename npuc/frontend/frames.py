@@ -25,7 +25,7 @@ DEQUANTISES = 10
 """The first opset with DequantizeLinear; before it the host converts."""
 
 
-def framed(model: onnx.ModelProto, images: Sequence[Description]) -> onnx.ModelProto:
+def add_frames(model: onnx.ModelProto, images: Sequence[Description]) -> onnx.ModelProto:
     """The model with frames as inputs where descriptions ask for them; it is modified.
 
     Raises DataError (E405) for an input that is also an output.
@@ -45,7 +45,7 @@ def _frame(model: onnx.ModelProto, described: Description) -> None:
     elements = helper.np_dtype_to_tensor_dtype(np.dtype(described.frame_type.dtype))
     port.type.CopyFrom(helper.make_tensor_type_proto(elements, described.frame_shape))
     made = _Nodes(described.input, Names(tensor_names(graph)))
-    result = made.converted(described, model)
+    result = made.convert(described, model)
     for node in within(graph.node):
         node.input[:] = [result if name == described.input else name for name in node.input]
     nodes = [*made.nodes, *graph.node]
@@ -62,7 +62,7 @@ class _Nodes:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
 
-    def converted(self, described: Description, model: onnx.ModelProto) -> str:
+    def convert(self, described: Description, model: onnx.ModelProto) -> str:
         """The tensor that the model reads for the frame."""
         channels, unit = CHANNELS[described.order], described.unit
         mean, std = (tuple(each * unit for each in values) for values in (described.mean, described.std))

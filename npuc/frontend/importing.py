@@ -22,21 +22,21 @@ from npuc.frontend.builder import NodeBuilder, OnnxNode, UndefinedConstants
 from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.folding import can_fold, fold
 from npuc.frontend.foreign import (
-    captured,
-    malformed,
+    all_inputs,
+    node_fault,
     proto_of,
-    renamed,
+    rename_inputs,
     result_types,
     static,
     types_by_onnxruntime,
 )
 from npuc.frontend.importers import IMPORTERS
-from npuc.frontend.importers.attention import prepared
+from npuc.frontend.importers.attention import prepare_mask
 from npuc.frontend.inlining import (
     branch_of,
     expect_own_names,
     expect_small,
-    inlined,
+    inline_branch,
     with_defaults,
     with_one_opset,
 )
@@ -44,7 +44,7 @@ from npuc.frontend.model import FileNode, ImportedModel, ImportedNode, file_node
 from npuc.frontend.plain_forms import steps_first, with_activations_apart, with_dense_constants
 from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.signatures import attributes_of, check_arity, is_known, signature_of
-from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
+from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgrade
 from npuc.ir import Array, Node, TensorType, topological
 from npuc.onnx_files.external_data import array_of
 from npuc.onnx_files.subgraphs import subgraphs, within
@@ -66,7 +66,7 @@ def importable(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelP
 
     Raises ModelError for a malformed model.
     """
-    model = with_dense_constants(upgraded(model), folder)
+    model = with_dense_constants(upgrade(model), folder)
     try:
         opset: int | NpucError = opset_of(model)
     except NpucError as error:
@@ -126,7 +126,7 @@ def _expect_written_once(graph: onnx.GraphProto, outside: AbstractSet[str]) -> N
             written.add(name)
 
 
-def ordered(
+def order_nodes(
     graph: onnx.GraphProto, to: NodeBuilder, known: AbstractSet[str], sources: Sequence[str]
 ) -> list[tuple[str, str, onnx.NodeProto]]:
     """The nodes with unique names and sources, in topological order.
@@ -139,7 +139,7 @@ def ordered(
         for at, (node, source) in enumerate(zip(graph.node, sources, strict=True))
     ]
     plain = [
-        Node(node.op_type, tuple(captured(node)), tuple(node.output), name=name, sources=(source,))
+        Node(node.op_type, tuple(all_inputs(node)), tuple(node.output), name=name, sources=(source,))
         for name, source, node in named
     ]
     by_name = {name: node for name, _, node in named}
@@ -186,7 +186,7 @@ def import_node(
     except NpucError:
         raise
     except Exception as error:
-        if (said := malformed(proto, to.types, to.constants, opsets)) is None:
+        if (said := node_fault(proto, to.types, to.constants, opsets)) is None:
             raise Defect.of(error, "importing the node", source, proto.op_type) from error
         raise ModelError("E105", f"the node is malformed: {said}", node=source, op=proto.op_type) from error
     to.note_absent(node)
@@ -289,7 +289,7 @@ class _Import:
         missing: dict[str, str] = {}
         with np.errstate(all="ignore"):
             sources = origins(graph, self.file_nodes)
-            for name, source, node in ordered(graph, to, {*to.constants, *self.inputs}, sources):
+            for name, source, node in order_nodes(graph, to, {*to.constants, *self.inputs}, sources):
                 missing |= self._node(name, source, node)
         return missing | {to.absent[each.name].name: each.name for each in graph.output if each.name in to.absent}
 
@@ -309,7 +309,7 @@ class _Import:
             self.protos,
             tuple(self.opsets),
             self.model.ir_version,
-            to.names.taken(),
+            to.names.all_names(),
             texts,
             self.unreadable,
             tuple(self.file_nodes),
@@ -339,13 +339,13 @@ class _Import:
             to.types[name] = to.types[source]
             self.protos[name] = self.protos.get(source) or proto_of(to.types[source])
         found = [*self.nodes, *more]
-        return [node.renamed(names) for node in found] if names else found, names
+        return [node.rename(names) for node in found] if names else found, names
 
     def _node(self, name: str, source: str, node: onnx.NodeProto) -> dict[str, str]:
         """Adds a node, its constants or its alias; returns, by node, outputs that it reads, but are omitted."""
         to = self.to
-        proto = renamed(node, to.aliases)
-        reads = list(dict.fromkeys(captured(proto)))
+        proto = rename_inputs(node, to.aliases)
+        reads = list(dict.fromkeys(all_inputs(proto)))
         wanted = {to.absent[each].name: each for each in reads if each in to.absent}
         if wanted or self.unreadable is not None:
             self._foreign(name, source, proto, self.unreadable)
@@ -356,7 +356,7 @@ class _Import:
             return {}
         if node.op_type == "If" and node.domain in ONNX_DOMAINS and proto.input[0] in to.constants:
             return self._branch(name, source, proto)
-        for each in prepared(proto, to):
+        for each in prepare_mask(proto, to):
             self._node(to.node_name(f"{name}/{each.op_type}"), source, each)
         before = len(to.nodes)
         try:
@@ -385,7 +385,7 @@ class _Import:
             self._foreign(name, source, proto, error.problems[0])
             return {}
         missing: dict[str, str] = {}
-        for inner, each in inlined(node, chosen, self.to):
+        for inner, each in inline_branch(node, chosen, self.to):
             missing |= self._node(inner, source, each)
         return missing
 
@@ -412,7 +412,7 @@ class _Import:
             to.producers[proto.output[0]] = Node("Where", tuple(proto.input), tuple(proto.output))
         told = problem or Problem("E201", "the operator is not known to npuc")
         where = replace(told, node=source, op=proto.op_type)
-        reads = {*captured(proto)} - to.constants.keys()
+        reads = {*all_inputs(proto)} - to.constants.keys()
         of_shapes = bool(reads) and reads <= self.undecided
         follows = of_shapes or (told.code != "E201" and not self.broken.isdisjoint(reads))
         follows |= told.code == "E107" and not self.strange.isdisjoint(reads)

@@ -9,7 +9,7 @@ import onnx
 
 from npuc.errors import ModelError
 from npuc.frontend.builder import NodeBuilder, OnnxNode
-from npuc.frontend.foreign import renamed as with_inputs
+from npuc.frontend.foreign import rename_inputs as with_inputs
 from npuc.frontend.upgrading import ONNX_DOMAINS
 from npuc.onnx_files.external_data import array_of
 from npuc.onnx_files.subgraphs import within
@@ -41,11 +41,11 @@ class _Expansion:
     def size(self, nodes: Iterable[onnx.NodeProto], depth: int) -> int:
         """Bytes of nodes, including their subgraphs and the functions that they call."""
         return sum(
-            NODE_BYTES + node.ByteSize() + self._called((node.domain, node.op_type, node.overload), depth)
+            NODE_BYTES + node.ByteSize() + self._call_size((node.domain, node.op_type, node.overload), depth)
             for node in within(nodes)
         )
 
-    def _called(self, key: Key, depth: int) -> int:
+    def _call_size(self, key: Key, depth: int) -> int:
         if key not in self.functions:
             return 0
         if depth > DEEPEST:
@@ -152,7 +152,7 @@ def branch_of(node: OnnxNode, to: NodeBuilder) -> onnx.GraphProto:
     """The branch chosen by a constant condition; raises E202 for a condition computed at run time."""
     if node.inputs[0] not in to.constants:
         remedy = "export one branch, or bind the scalar input that chooses it (--bind INPUT=VALUE)"
-        raise node.unsupported("the condition is computed at run time", remedy, limit="constant conditions")
+        raise node.support_error("the condition is computed at run time", remedy, limit="constant conditions")
     which = "then_branch" if to.value(node, 0).any() else "else_branch"
     if which not in node.attrs:
         raise node.bad(f"the attribute {which!r} is missing")
@@ -162,7 +162,9 @@ def branch_of(node: OnnxNode, to: NodeBuilder) -> onnx.GraphProto:
     return branch
 
 
-def inlined(node: OnnxNode, branch: onnx.GraphProto, to: NodeBuilder) -> Iterator[tuple[str, onnx.NodeProto]]:
+def inline_branch(
+    node: OnnxNode, branch: onnx.GraphProto, to: NodeBuilder
+) -> Iterator[tuple[str, onnx.NodeProto]]:
     """The branch's nodes with their names. Its tensors get new names; its outputs get those of the If."""
     inside = [name for each in branch.node for name in each.output if name]
     renamed = {name: to.fresh(f"{node.name}/{name}") for name in (*inside, *(t.name for t in branch.initializer))}

@@ -14,7 +14,7 @@ import onnx
 from onnx import TypeProto
 
 from npuc.errors import ModelError, Problem, UnsupportedOperator
-from npuc.frontend.foreign import captured, renamed
+from npuc.frontend.foreign import all_inputs, rename_inputs
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.onnx_files.subgraphs import graphs, subgraphs, within
@@ -45,7 +45,7 @@ class ImportedNode:
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """The tensors that the host would read."""
-        return tuple(dict.fromkeys(captured(self.proto)))
+        return tuple(dict.fromkeys(all_inputs(self.proto)))
 
     @cached_property
     def writes(self) -> tuple[str, ...]:
@@ -65,9 +65,9 @@ class ImportedNode:
             dict.fromkeys(name for node in self.nodes for name in node.inputs if name and name not in made)
         )
 
-    def renamed(self, names: Mapping[str, str]) -> ImportedNode:
+    def rename(self, names: Mapping[str, str]) -> ImportedNode:
         """The node with other names of tensors."""
-        proto = renamed(self.proto, names)
+        proto = rename_inputs(self.proto, names)
         proto.output[:] = [names.get(each, each) for each in proto.output]
         nodes = (
             replace(
@@ -177,7 +177,7 @@ def file_nodes(model: onnx.ModelProto) -> tuple[FileNode, ...]:
     for at, node in enumerate(model.graph.node):
         own = bool(node.name) and first[node.name] == at
         key = node.name if own else names.new(node.name or f"{node.op_type}_{at}")
-        reads, writes = (tuple(dict.fromkeys(filter(None, each))) for each in (captured(node), node.output))
+        reads, writes = (tuple(dict.fromkeys(filter(None, each))) for each in (all_inputs(node), node.output))
         body = functions.get((node.domain, node.op_type, node.overload))
         inside = {*_names_within(node)} | ({*_names_of(body.node), *body.input} if body else set())
         inside -= {"", key, *reads, *writes}
@@ -206,6 +206,6 @@ def origins(graph: onnx.GraphProto, given: Sequence[FileNode]) -> list[str]:
     found, last = list[str](), given[-1].key if given else ""
     for node in reversed(graph.node):
         last = next((sources[name] for name in node.output if name in sources), last)
-        sources |= {name: last for name in captured(node) if name not in sources}
+        sources |= {name: last for name in all_inputs(node) if name not in sources}
         found.append(last)
     return found[::-1]

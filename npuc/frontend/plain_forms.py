@@ -175,14 +175,14 @@ def _in_layout_0(node: onnx.NodeProto, names: Names) -> Iterator[onnx.NodeProto]
     for at in INPUTS:
         if at < len(node.input) and node.input[at]:
             made.input[at] = names.new(f"{node.input[at]}/steps_first")
-            yield _transposed(node.input[at], made.input[at], SWAPPED)
+            yield _transpose(node.input[at], made.input[at], SWAPPED)
     for at, name in enumerate(node.output):
         if name:
             made.output[at] = names.new(f"{name}/steps_first")
-            behind.append(_transposed(made.output[at], name, SWAPPED if at else LAST))
+            behind.append(_transpose(made.output[at], name, SWAPPED if at else LAST))
     yield made
     yield from behind
 
 
-def _transposed(source: str, result: str, axes: Sequence[int]) -> onnx.NodeProto:
+def _transpose(source: str, result: str, axes: Sequence[int]) -> onnx.NodeProto:
     return helper.make_node("Transpose", [source], [result], f"{result}/transpose", perm=axes)

@@ -13,8 +13,8 @@ from onnx import numpy_helper
 from npuc.errors import ModelError
 from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.plain_forms import steps_first
-from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, is_old, upgraded
-from npuc.frontend.widening import widened
+from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, is_old, upgrade
+from npuc.frontend.widening import widen_model
 from npuc.onnx_files.external_data import array_of
 from npuc.onnx_files.subgraphs import inner_tensors, tensor_names, tensors, within
 from npuc.onnx_files.wire import apart
@@ -29,12 +29,12 @@ def read_model(path: Path, *, whole: bool = True) -> onnx.ModelProto:
     """The parsed file, without its external data; an old opset is converted to 7 by ONNX's converter.
 
     A network in half precision, or quantised dynamically, is returned in float32 (`widening`, `dynamic`),
-    recurrent operators with the steps first (`batches`). Arguments and errors as those of `parsed`.
+    recurrent operators with the steps first (`batches`). Arguments and errors as those of `parse_model`.
     """
-    return steps_first(without_dynamic_quantisation(widened(upgraded(parsed(path, whole=whole)))))
+    return steps_first(without_dynamic_quantisation(widen_model(upgrade(parse_model(path, whole=whole)))))
 
 
-def parsed(path: Path, *, whole: bool = True) -> onnx.ModelProto:
+def parse_model(path: Path, *, whole: bool = True) -> onnx.ModelProto:
     """The parsed file as it is, without the external data of its initialisers; that of others is in the model.
 
     whole: if false, heavy constants may be left in the file, which the model then refers to as external data.

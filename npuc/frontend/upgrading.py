@@ -17,7 +17,7 @@ REFUSALS = (
 """Exceptions of the converter and of the check of its result."""
 
 
-def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
+def upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model converted to the oldest opset that npuc reads; unchanged if it is newer or cannot be converted.
 
     Models with operators of other domains are left unchanged: the converter does not know their meaning.

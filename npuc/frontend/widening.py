@@ -22,7 +22,7 @@ TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 
 
 def is_half(model: onnx.ModelProto) -> bool:
-    """Whether a model is to be `widened`: its weights are in half precision, or it computes in bfloat16.
+    """Whether a model is to be `widen_model`: its weights are in half precision, or it computes in bfloat16.
 
     Its types must agree, and its operators be known.
     """
@@ -99,7 +99,7 @@ def _retype_value(found: onnx.TypeProto, types: Mapping[int, int]) -> None:
         _retype_value(getattr(found, kind).elem_type, types)
 
 
-def widened(model: onnx.ModelProto) -> onnx.ModelProto:
+def widen_model(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model in float32 if its weights are in half precision; otherwise unchanged."""
     if not is_half(model):
         return model
@@ -121,7 +121,7 @@ def _widen(graph: onnx.GraphProto) -> None:
     _replace(graph.input, ports)
     casts = [_cast(each.name) for each in weights]
     for each in weights:
-        each.name = _stored(each.name)
+        each.name = _stored_name(each.name)
     _replace(graph.node, [*casts, *_widened_nodes(graph.node)])
 
 
@@ -130,7 +130,7 @@ def _widened_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         results = list(node.output)
         if any(each.t.data_type in HALF for each in node.attribute):
-            _replace(node.output, map(_stored, results))
+            _replace(node.output, map(_stored_name, results))
             yield node
             yield from map(_cast, results)
         else:
@@ -138,10 +138,10 @@ def _widened_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def _cast(name: str) -> onnx.NodeProto:
-    return helper.make_node("Cast", [_stored(name)], [name], f"{name}/Cast", to=TensorProto.FLOAT)
+    return helper.make_node("Cast", [_stored_name(name)], [name], f"{name}/Cast", to=TensorProto.FLOAT)
 
 
-def _stored(name: str) -> str:
+def _stored_name(name: str) -> str:
     """The name of a constant as the file stores it."""
     return f"{name}/stored"
 

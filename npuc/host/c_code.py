@@ -17,7 +17,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.host import c_text
 from npuc.host.allocation import Buffer, allocate, peak
-from npuc.host.c_text import array, elements, floating, listed
+from npuc.host.c_text import array, elements, floating, initialiser
 from npuc.host.copies import MOVES, Copy, copy_between
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import (
@@ -66,7 +66,7 @@ class _RegionWriter:
         """A table of extents and strides, and its length: two arguments of a call."""
         kept = [row for row in rows if row[0] != 1] or [(1, 0, 0)]
         name = f"{self.prefix}_axes_{len(self.tables)}"
-        self.tables.append(array("struct npuc_op_axis", name, map(listed, kept)))
+        self.tables.append(array("struct npuc_op_axis", name, map(initialiser, kept)))
         return f"{name}, {len(kept)}"
 
     def numbers(self, values: Sequence[float]) -> str:
@@ -92,7 +92,7 @@ Emit = Callable[[_RegionWriter, Node], bool]
 """Adds the computation of a node; False if the library does not support it."""
 
 
-def _emitted(to: _RegionWriter, node: Node) -> bool:
+def _emit(to: _RegionWriter, node: Node) -> bool:
     """Adds the computation of a node. False if the library lacks the operator, or this form of it."""
     names = [name for name in (*node.inputs, *node.outputs) if name]
     fits = all(0 < to.graph.tensors[name].size < 1 << 28 and len(to.shape(name)) <= MOST_RANK for name in names)
@@ -128,7 +128,7 @@ def _binary(to: _RegionWriter, node: Node) -> bool:
     return True
 
 
-def _reduced(to: _RegionWriter, node: Node) -> bool:
+def _reduce(to: _RegionWriter, node: Node) -> bool:
     x = node.inputs[0]
     if not to.floats(x, node.output):
         return False
@@ -169,7 +169,7 @@ def _matmul(to: _RegionWriter, node: Node) -> bool:
     return True
 
 
-def _moved(to: _RegionWriter, node: Node) -> bool:
+def _move(to: _RegionWriter, node: Node) -> bool:
     inputs, outputs = (
         [np.empty(to.shape(name), to.graph.tensors[name].dtype) for name in names]
         for names in (node.inputs, node.outputs)
@@ -180,14 +180,14 @@ def _moved(to: _RegionWriter, node: Node) -> bool:
     return True
 
 
-def _expanded(to: _RegionWriter, node: Node) -> bool:
+def _expand(to: _RegionWriter, node: Node) -> bool:
     x: Array = np.empty(to.shape(node.inputs[0]), to.graph.tensors[node.inputs[0]].dtype)
     y: Array = np.empty(to.shape(node.output), x.dtype)
     to.copy(copy_between(np.broadcast_to(x, y.shape), x, y, y), node.inputs[0], node.output)
     return True
 
 
-def _gathered(to: _RegionWriter, node: Node) -> bool:
+def _gather(to: _RegionWriter, node: Node) -> bool:
     x, indices = node.inputs
     if to.graph.tensors[indices].dtype != "int64":
         return False
@@ -199,7 +199,7 @@ def _gathered(to: _RegionWriter, node: Node) -> bool:
     return True
 
 
-def _quantised(to: _RegionWriter, node: Node) -> bool:
+def _quantise(to: _RegionWriter, node: Node) -> bool:
     """QuantizeLinear and DequantizeLinear with a single scale, constant like the zero point."""
     x, y = node.inputs[0], node.output
     given = [name for name in node.inputs[1:] if name]
@@ -244,13 +244,13 @@ BINARY = {op: op.lower() for op in ("Add", "Sub", "Mul", "Div", "Pow", "Max", "M
 RULES: Mapping[str, Emit] = {
     **dict.fromkeys(UNARY, _unary),
     **dict.fromkeys(BINARY, _binary),
-    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"), _reduced),
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"), _reduce),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
-    **dict.fromkeys(MOVES, _moved),
-    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _quantised),
+    **dict.fromkeys(MOVES, _move),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _quantise),
     "MatMul": _matmul,
-    "Expand": _expanded,
-    "Gather": _gathered,
+    "Expand": _expand,
+    "Gather": _gather,
 }
 """The operators of the library."""
 
@@ -328,7 +328,7 @@ def _function(graph: Graph, signature: FunctionSignature, prefix: str) -> str | 
     if storage is None:
         return None
     to = _RegionWriter(graph, prefix, places)
-    if not all(_emitted(to, node) for node in graph.nodes):
+    if not all(_emit(to, node) for node in graph.nodes):
         return None
     named = set(re.findall(r"\w+", " ".join(to.statements)))  # scales and zero points are numbers in the calls
     tables = [constant(places[name], value) for name, value in constants.items() if places[name] in named]

@@ -61,14 +61,14 @@ def _number(value: float) -> str:
     return "INT64_MIN" if value == -(2**63) else str(int(value))
 
 
-def listed(items: Iterable[object]) -> str:
+def initialiser(items: Iterable[object]) -> str:
     """A braced initialiser of members in order."""
     return "{" + ", ".join(map(str, items)) + "}"
 
 
-def named(**members: object) -> str:
+def struct_initialiser(**members: object) -> str:
     """A braced initialiser of members by name."""
-    return listed(f".{name} = {value}" for name, value in members.items())
+    return initialiser(f".{name} = {value}" for name, value in members.items())
 
 
 def array(kind: str, name: str, rows: Iterable[str], *, public: bool = False) -> str:
@@ -113,7 +113,7 @@ def vectors(model: str, pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]]
     for at, (given, expected) in enumerate(pairs):
         first, second = tables(f"given_{at}", given), tables(f"expected_{at}", expected)
         parts += [first[0], second[0]]
-        rows.append(listed([first[1], second[1]]))
+        rows.append(initialiser([first[1], second[1]]))
     parts.append(array("struct npuc_vector", "npuc_vectors", rows, public=True))
     constant, value = count
     parts.append(f"const uint32_t {constant} = {value};\n")

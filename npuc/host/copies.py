@@ -38,15 +38,15 @@ Views = list[tuple[Array, Array]]
 """Pairs of views of the same shape: parts of the inputs, and their places in the outputs."""
 
 
-def _reshaped(_node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
+def _reshape(_node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
     return [(inputs[0].reshape(-1), outputs[0].reshape(-1))]
 
 
-def _transposed(node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
+def _transpose(node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
     return [(inputs[0].transpose(PERM(node)), outputs[0])]
 
 
-def _sliced(node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
+def _slice(node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
     cuts = slice_index(node)
     return [(inputs[0][tuple(cuts.get(axis, slice(None)) for axis in range(inputs[0].ndim))], outputs[0])]
 
@@ -55,7 +55,7 @@ def _parts(whole: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
     return np.split(whole, np.cumsum(sizes)[:-1], axis=axis)
 
 
-def _concatenated(node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
+def _concat(node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
     axis = AXIS(node)
     return list(zip(inputs, _parts(outputs[0], axis, [each.shape[axis] for each in inputs]), strict=True))
 
@@ -88,11 +88,11 @@ def _depth_to_space(node: Node, inputs: Sequence[Array], outputs: Sequence[Array
 
 
 MOVES: Mapping[str, Callable[[Node, Sequence[Array], Sequence[Array]], Views]] = {
-    "Reshape": _reshaped,
-    "Identity": _reshaped,
-    "Transpose": _transposed,
-    "Slice": _sliced,
-    "Concat": _concatenated,
+    "Reshape": _reshape,
+    "Identity": _reshape,
+    "Transpose": _transpose,
+    "Slice": _slice,
+    "Concat": _concat,
     "Split": _split,
     "SpaceToDepth": _space_to_depth,
     "DepthToSpace": _depth_to_space,
@@ -106,10 +106,10 @@ def _first(view: Array) -> int:
 
 def copy_between(source: Array, x: Array, target: Array, y: Array) -> Copy:
     """The copy from a view of x to a view of y, of the same shape."""
-    return _merged(source, target, _first(source) - _first(x), _first(target) - _first(y))
+    return _merge_axes(source, target, _first(source) - _first(x), _first(target) - _first(y))
 
 
-def _merged(source: Array, target: Array, first: int, place: int) -> Copy:
+def _merge_axes(source: Array, target: Array, first: int, place: int) -> Copy:
     """The copy between two views, with as few axes as possible."""
     axes: list[CopyAxis] = []
     piece = source.itemsize

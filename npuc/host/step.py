@@ -18,7 +18,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Node, TensorType, type_of
 from npuc.ops import OPS, infer
 from npuc.program import Port
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damage_error, read
 from npuc.system.budget import expect_room
 
 
@@ -49,7 +49,7 @@ class HostStep:
         """
         with consistent(self), np.errstate(all="ignore"):
             inputs = [tensors[name] for name in self.inputs]
-            outputs = self._compute(inputs) if inputs else (self._repeated(len(next(iter(tensors.values())))),)
+            outputs = self._compute(inputs) if inputs else (self._repeat(len(next(iter(tensors.values())))),)
             tensors.update(zip(self.outputs, outputs, strict=True))
 
     def conversion_numbers(self) -> tuple[float, int]:
@@ -61,7 +61,7 @@ class HostStep:
     def _zero(self) -> float:
         return float(self.attrs.get("zero_point", 0))
 
-    def _repeated(self, samples: int) -> Array:
+    def _repeat(self, samples: int) -> Array:
         """A constant, repeated for every sample."""
         value = np.array(self.attrs["value"], np.dtype(self.attrs["dtype"])).reshape(self.attrs["shape"])
         return np.broadcast_to(value, (samples, *value.shape))
@@ -195,7 +195,7 @@ def steps_of(manifest: Mapping[str, Any], segment: type[Segment]) -> tuple[HostS
 def _step(entry: Any, where: str, segment: type[Segment]) -> HostStep | Segment:
     kind = read(_Kind, entry, where).kind
     if kind not in (HOST, SEGMENT):
-        raise damaged(f"{where} is of kind '{kind}'", f"{HOST}, {SEGMENT}")
+        raise damage_error(f"{where} is of kind '{kind}'", f"{HOST}, {SEGMENT}")
     return read(HostStep, entry, where) if kind == HOST else read(segment, entry, where)
 
 
@@ -204,7 +204,7 @@ def computing(steps: Iterable[object]) -> list[HostStep]:
     return [step for step in steps if isinstance(step, HostStep) and not step.conversion]
 
 
-def reported(steps: Iterable[object]) -> list[dict[str, str]]:
+def report_steps(steps: Iterable[object]) -> list[dict[str, str]]:
     """The same as a compile report lists them."""
     return [{"node": step.node, "op": step.op, "reason": step.reason} for step in computing(steps)]
 
@@ -219,4 +219,4 @@ def outputs_among(tensors: Mapping[str, Array], ports: Sequence[Port]) -> dict[s
 
 def ungiven(output: str) -> ArtefactError:
     """The error for an output that no step computes."""
-    return damaged("no step gives this output", tensor=output)
+    return damage_error("no step gives this output", tensor=output)

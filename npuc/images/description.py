@@ -30,8 +30,8 @@ from npuc.flag import FLOAT
 from npuc.frozen import frozen
 from npuc.images import yuv
 from npuc.ir import Array, TensorType
-from npuc.storage.files import decoded, toml
-from npuc.system.budget import given
+from npuc.storage.files import decode, toml
+from npuc.system.budget import read_file
 from npuc.text.terminal import closest, page
 
 CHANNELS: Mapping[str, str] = {order: order for order in ("rgb", "bgr", "rgba", "bgra")} | {"gray": "y"}
@@ -120,7 +120,7 @@ class Description:
         given = CHANNELS.get(self.given, "rgb")
         return [given.index(each) for each in CHANNELS[self.order]]
 
-    def normalised(self, pixels: Array) -> Array:
+    def normalise(self, pixels: Array) -> Array:
         """The float32 values (.., C, H, W) or (.., H, W, C) of pixels (.., H, W, C) in the model's order."""
         mean, std = (np.asarray(each, np.float32) for each in (self.mean, self.std))
         values = (pixels.astype(np.float32) - mean) / std
@@ -129,9 +129,9 @@ class Description:
     def values_of(self, frames: Array) -> Array:
         """What the model reads for the frames (.., H, W, C) or (.., C, H, W) of a sample, or YUV."""
         if self.given in yuv.YUV:
-            return self.normalised(yuv.to_rgb(frames, self.given)[..., self.places])
+            return self.normalise(yuv.to_rgb(frames, self.given)[..., self.places])
         pixels = frames if self.layout == "nhwc" else np.moveaxis(frames, -3, -1)
-        return self.normalised(pixels[..., self.places] / np.float32(self.unit))
+        return self.normalise(pixels[..., self.places] / np.float32(self.unit))
 
     def bound_to(self, types: Mapping[str, TensorType]) -> Description:
         """The description of one of these inputs of a model. Raises DataError (E405) if it does not fit."""
@@ -160,7 +160,7 @@ class Description:
         height, width = self.size
         if self.crop and self.size != (self.crop, self.crop):
             raise _wrong(f"crop = {self.crop}", name, f"the input has {height} x {width} pixels")
-        if self.given in yuv.YUV and not yuv.halved(self.given, self.size):
+        if self.given in yuv.YUV and not yuv.has_even_chroma(self.given, self.size):
             raise _wrong(f"frame = {self.frame!r}", name, f"even sides; the input has {height} x {width} pixels")
         if self.resize and min(self.resize - height, self.resize - width) < 0:
             raise _wrong(f"resize = {self.resize}", name, f"at least the input's {height} x {width} pixels")
@@ -206,7 +206,7 @@ COMPUTED = ("input", "shape", "fused")
 KEYS = ("preset", "scale", *(each.name for each in fields(Description) if each.name not in COMPUTED))  # pyright: ignore
 
 
-def described(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Description, ...]:
+def describe(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Description, ...]:
     """The descriptions in a TOML file or a mapping of the same keys, or the preset of this name.
 
     Raises DataError: E401 for a file that cannot be read, E405 for an unknown key or an invalid value.
@@ -220,7 +220,7 @@ def described(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Descript
         reason = f"there is no preset '{path}' and no such file.{closest(str(path), PRESETS)}"
         raise _wrong(reason, None, f"{', '.join(PRESETS)}, or a .toml file")
     try:
-        values = toml(given(path, "E401", "give the description of an input, a TOML file"))
+        values = toml(read_file(path, "E401", "give the description of an input, a TOML file"))
     except (ValueError, RecursionError) as error:
         raise _wrong(f"'{path}' cannot be read: {error}", None, "a TOML file of name = value lines") from None
     return _several(values, path.parent)
@@ -251,7 +251,7 @@ def _one(values: Mapping[str, Any], name: str, folder: Path) -> Description:
     base = PRESETS[preset]
     if "letterbox" in read or "resize" in read:  # another way to fit than the preset's
         base = replace(base, crop_ratio=0.0, letterbox=None)
-    return _checked(replace(base, **read, input=name))
+    return _check(replace(base, **read, input=name))
 
 
 def _read(key: str, value: Any, name: str, folder: Path) -> Any:
@@ -307,7 +307,7 @@ def labels_of(path: Path) -> tuple[str, ...]:
     """The names of classes in a file, one a line. Raises DataError (E401, E405)."""
     remedy = "give a text file with the name of a class in each line"
     try:
-        lines = decoded(given(path, "E401", remedy)).split("\n")
+        lines = decode(read_file(path, "E401", remedy)).split("\n")
     except ValueError as error:
         raise _wrong(f"the labels '{path}': {error}", None, "UTF-8 text", remedy) from None
     names = tuple(each.strip() for each in lines)
@@ -318,7 +318,7 @@ def labels_of(path: Path) -> tuple[str, ...]:
     return names
 
 
-def _checked(found: Description) -> Description:
+def _check(found: Description) -> Description:
     """The description, if its keys fit each other. Raises DataError (E405)."""
     channels, name = len(CHANNELS[found.order]), found.input
     for key, values in (("mean", found.mean), ("std", found.std)):
@@ -339,7 +339,7 @@ def _checked(found: Description) -> Description:
     return found
 
 
-def bound(
+def bind(
     images: Sequence[Description], types: Mapping[str, TensorType], *, fused: bool
 ) -> tuple[Description, ...]:
     """The descriptions of these inputs of a model. Raises DataError (E405) for one that does not fit.

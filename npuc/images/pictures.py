@@ -49,7 +49,7 @@ def pillow() -> Any:
     return Image
 
 
-def opened(path: Path, order: str) -> Image.Image:
+def open_picture(path: Path, order: str) -> Image.Image:
     """The picture of a file, upright as EXIF says, in Pillow's mode for an order of channels.
 
     Raises DataError: E401 for a file that cannot be read, is damaged or is not of the format that its name says,
@@ -90,14 +90,14 @@ def _too_large(path: Path, what: str) -> DataError:
     return DataError("E403", f"'{path}' has {what}", limit=f"{limits().memory:,} bytes", remedy=REMEDY)
 
 
-def fitted(image: Image.Image, described: Description) -> Array:
+def fit(image: Image.Image, described: Description) -> Array:
     """The pixels (H, W, channels of the order) uint8 of a picture, made to fit the input's size."""
     height, width = described.size
     method = pillow().Resampling[described.interpolation.upper()]
     if described.letterbox is not None:
-        image = _letterboxed(image, (width, height), described.letterbox, method)
+        image = _letterbox(image, (width, height), described.letterbox, method)
     elif described.short_side:
-        image = _middle(_resized(image, described.short_side, method), (width, height))
+        image = _middle(_resize(image, described.short_side, method), (width, height))
     elif image.size != (width, height):
         image = image.resize((width, height), method)
     pixels = np.asarray(image).reshape(height, width, -1)
@@ -105,7 +105,7 @@ def fitted(image: Image.Image, described: Description) -> Array:
     return pixels[..., [letters.index(each) for each in CHANNELS[described.order]]]
 
 
-def _resized(image: Image.Image, short: int, method: Any) -> Image.Image:
+def _resize(image: Image.Image, short: int, method: Any) -> Image.Image:
     """torchvision's Resize: the short side as given, the long one in proportion, rounded down."""
     width, height = image.size
     size = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
@@ -118,7 +118,7 @@ def _middle(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return image.crop((left, top, left + size[0], top + size[1]))
 
 
-def _letterboxed(image: Image.Image, size: tuple[int, int], value: int, method: Any) -> Image.Image:
+def _letterbox(image: Image.Image, size: tuple[int, int], value: int, method: Any) -> Image.Image:
     """The whole picture in the middle, as large as it fits; around it the value in each channel (alpha too)."""
     ratio = min(whole / part for whole, part in zip(size, image.size, strict=True))
     width, height = (min(max(round(part * ratio), 1), whole) for part, whole in zip(image.size, size, strict=True))
@@ -159,7 +159,7 @@ class Pictures:
         return self.described.shape[0]
 
     def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
-        """The samples from `start` on, at most `size` at a time. Raises DataError as `opened`."""
+        """The samples from `start` on, at most `size` at a time. Raises DataError as `open_picture`."""
         for at in range(start, len(self), size):
             rows = range(at, min(at + size, len(self)))
             yield np.stack([self._sample(self.files[row * self.batch : (row + 1) * self.batch]) for row in rows])
@@ -168,8 +168,8 @@ class Pictures:
         return np.stack([self._picture(path) for path in files])
 
     def _picture(self, path: Path) -> Array:
-        pixels = fitted(opened(path, self.described.order), self.described)
-        return self.described.normalised(pixels) if self.dtype == "float32" else frame_of(pixels, self.described)
+        pixels = fit(open_picture(path, self.described.order), self.described)
+        return self.described.normalise(pixels) if self.dtype == "float32" else frame_of(pixels, self.described)
 
 
 def pictures(files: Sequence[Path], images: Sequence[Description], dtype: str, name: str) -> Pictures:

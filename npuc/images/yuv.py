@@ -28,7 +28,7 @@ def frame_shape(form: str, size: tuple[int, int]) -> tuple[int, ...]:
     return (height * 3 // 2, width) if form in PLANES else (height, width, 2)
 
 
-def halved(form: str, size: tuple[int, int]) -> bool:
+def has_even_chroma(form: str, size: tuple[int, int]) -> bool:
     """Whether rows and columns are even where chroma needs it."""
     return size[1] % 2 == 0 and (form in PACKED or size[0] % 2 == 0)
 

@@ -117,9 +117,9 @@ class OnnxEmitter:
     def plain(self, node: Node, without: Sequence[str] = ()) -> None:
         """Writes the operator of the same name with the same attributes, except some, and its fused activation."""
         attrs = {name: value for name, value in self.attributes(node).items() if name not in without}
-        self.activated(node, node.op, node.inputs, **attrs)
+        self.activate(node, node.op, node.inputs, **attrs)
 
-    def activated(self, node: Node, op_type: str, inputs: Sequence[str], **attrs: Attr) -> None:
+    def activate(self, node: Node, op_type: str, inputs: Sequence[str], **attrs: Attr) -> None:
         """Writes an operator for the node's outputs, followed by the node's fused activation."""
         kind = ACTIVATION(node)
         linear = self.fresh("linear") if kind else node.output

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from npuc.errors import ModelError
 from npuc.ir import Array
 from npuc.onnx_files.wire import MEMORY, apart
-from npuc.storage.mapped import HEAVY, Content, copied
+from npuc.storage.mapped import HEAVY, Content, map_copy
 from npuc.system.budget import expect_room
 
 PLAIN = ("float32", "float64", "int8", "uint8", "int32", "int64")
@@ -36,7 +36,7 @@ def array_of(tensor: onnx.TensorProto, folder: Path | None) -> Array:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         path, offset, length = _external_data(tensor, folder)
         if length >= HEAVY and str(_dtype(tensor)) in PLAIN:
-            return _mapped(tensor, path, offset, length)
+            return _map(tensor, path, offset, length)
         tensor = _with_external_data(tensor, path, offset, length)
     try:
         return numpy_helper.to_array(tensor)
@@ -61,11 +61,11 @@ def _external_data(tensor: onnx.TensorProto, folder: Path | None) -> tuple[Path,
     return path, offset, length
 
 
-def _mapped(tensor: onnx.TensorProto, path: Path, offset: int, length: int) -> Array:
+def _map(tensor: onnx.TensorProto, path: Path, offset: int, length: int) -> Array:
     """The tensor's value, mapped from the file instead of loaded."""
     expect_room(length, "a constant", tensor=tensor.name)
     try:
-        return copied(path, offset, length, _dtype(tensor)).reshape(tuple(tensor.dims))
+        return map_copy(path, offset, length, _dtype(tensor)).reshape(tuple(tensor.dims))
     except (OSError, ValueError) as error:
         raise ModelError("E108", f"{path.name} cannot be read: {error}", tensor=tensor.name) from error
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from npuc.errors import ModelError
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
-from npuc.system.confinement import PortType, refused
+from npuc.system.confinement import PortType, runtime_refusal
 
 if TYPE_CHECKING:
     import onnx
@@ -25,7 +25,7 @@ class Standby:
     """A session of onnxruntime; another one takes its place where onnxruntime refuses the model or a run."""
 
     def __init__(self, opened: Callable[[], Any], others: Mapping[str, Callable[[], Any]]) -> None:
-        """others: by name, in order. Raises ModelError, as `opened` does, if none can be opened."""
+        """others: by name, in order. Raises ModelError, as `runtime_refusal` says, if none can be opened."""
         self.others = others
         self.by = "onnxruntime"
         """Who runs the model."""
@@ -58,7 +58,7 @@ class Standby:
         except MemoryError:
             raise
         except Exception as error:  # onnxruntime raises many unrelated types
-            refusal = self.refusal or (error if isinstance(error, ModelError) else refused(error))
+            refusal = self.refusal or (error if isinstance(error, ModelError) else runtime_refusal(error))
             found = self._substitute(refusal, lambda other: self._instead(other, names, feeds))
         return found
 
@@ -96,8 +96,8 @@ class Evaluated:
     def describe(self, model: onnx.ModelProto) -> None:
         """Sets what `get_inputs` and `get_outputs` give."""
         constants = {each.name for each in model.graph.initializer}
-        self.inputs = [_described(each) for each in model.graph.input if each.name not in constants]
-        self.outputs = [_described(each) for each in model.graph.output]
+        self.inputs = [_port_type(each) for each in model.graph.input if each.name not in constants]
+        self.outputs = [_port_type(each) for each in model.graph.output]
 
     def get_inputs(self) -> Sequence[PortType]:
         """Name, shape and type of every input."""
@@ -125,7 +125,7 @@ def whole(model: onnx.ModelProto | bytes, weights: Mapping[str, Array]) -> onnx.
     return found
 
 
-def _described(info: onnx.ValueInfoProto) -> PortType:
+def _port_type(info: onnx.ValueInfoProto) -> PortType:
     """A value of a model, in onnxruntime's terms."""
     from onnx import TensorProto
 
@@ -142,13 +142,13 @@ class Interpreted:
 
     def get_inputs(self) -> Sequence[PortType]:
         """Name, shape and type of every input."""
-        return [self._described(name) for name in self.graph.inputs]
+        return [self._port_type(name) for name in self.graph.inputs]
 
     def get_outputs(self) -> Sequence[PortType]:
         """Name, shape and type of every output."""
-        return [self._described(name) for name in self.names]
+        return [self._port_type(name) for name in self.names]
 
-    def _described(self, name: str) -> PortType:
+    def _port_type(self, name: str) -> PortType:
         found = self.graph.tensors[name]
         return PortType(name, found.shape, f"tensor({found.dtype.replace('float32', 'float')})")
 

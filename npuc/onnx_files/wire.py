@@ -79,7 +79,7 @@ def varint(value: int) -> bytes:
     return bytes((*found, value))
 
 
-def _delimited(number: int, size: int) -> bytes:
+def _delimit(number: int, size: int) -> bytes:
     """Key and length that precede a length-delimited field of this size."""
     return varint(number << 3 | DELIMITED) + varint(size)
 
@@ -97,14 +97,14 @@ def apart(content: Content, location: str = MEMORY) -> tuple[bytes, Mapping[str,
             written.append(content[at:end])
             continue
         graph = b"".join(_light_graph(content, (start, end), location, found))
-        written += (_delimited(GRAPH, len(graph)), graph)
+        written += (_delimit(GRAPH, len(graph)), graph)
     return b"".join(written), found
 
 
 def _light_graph(content: Content, span: Span, location: str, found: dict[str, Span]) -> Iterator[bytes]:
     for number, at, (start, end) in fields(content, *span):
         light = _light_tensor(content, (start, end), location, found) if number == INITIALIZER else None
-        yield content[at:end] if light is None else _delimited(INITIALIZER, len(light)) + light
+        yield content[at:end] if light is None else _delimit(INITIALIZER, len(light)) + light
 
 
 def _light_tensor(content: Content, span: Span, location: str, found: dict[str, Span]) -> bytes | None:
@@ -138,7 +138,7 @@ def together(model: onnx.ModelProto, weights: Mapping[str, Array]) -> Pieces:
             pieces.append(light[at:end])
             continue
         graph = list(_whole_graph(light, (start, end), weights))
-        pieces += (_delimited(GRAPH, sum(map(size_of, graph))), *graph)
+        pieces += (_delimit(GRAPH, sum(map(size_of, graph))), *graph)
     return Pieces(pieces)
 
 
@@ -152,8 +152,8 @@ def _whole_graph(light: bytes, span: Span, weights: Mapping[str, Array]) -> Iter
             continue
         value = weights[tensor.name]
         plain = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-        head = plain.SerializeToString() + _delimited(RAW_DATA, value.nbytes)
-        yield _delimited(INITIALIZER, len(head) + value.nbytes) + head
+        head = plain.SerializeToString() + _delimit(RAW_DATA, value.nbytes)
+        yield _delimit(INITIALIZER, len(head) + value.nbytes) + head
         yield value
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from npuc.ir import ABSENT, Array, Graph, Node, TensorType, topological, type_of
 from npuc.ir import declaration as declaration_of
 from npuc.ops import elementwise, integer, movement, products, quantisation, reduction, resize, windows
-from npuc.ops.declaration import Op, Parameter, bad_node, given
+from npuc.ops.declaration import Op, Parameter, bad_node, has_input
 
 __all__ = [
     "OPS",
@@ -25,7 +25,7 @@ __all__ = [
     "Parameter",
     "bad_node",
     "build",
-    "given",
+    "has_input",
     "infer",
     "rebuild",
     "with_operators",
@@ -64,7 +64,7 @@ def infer(node: Node, types: Sequence[TensorType], operators: Operators = OPS) -
     Raises UnsupportedOperator (E201) for an undeclared operator, ModelError (E105, E107) for a node that
     contradicts the declaration.
     """
-    return declaration_of(node, operators).typed(node, types)
+    return declaration_of(node, operators).output_types(node, types)
 
 
 def build(

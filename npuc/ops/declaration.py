@@ -1,6 +1,6 @@
 """The declaration of an operator: `Op`.
 
-Everything else derives from it: `Op.typed` verifies a node and gives the types of its results, the exporter writes
+Everything else derives from it: `Op.output_types` verifies a node and types its results, the exporter writes
 it in ONNX, docs/operators.md describes it, and tests draw nodes from it.
 
 Inputs and outputs are `Parameter`s, whose shape is a pattern: names of extents, separated by blanks. A capital
@@ -20,7 +20,7 @@ checks are made in this order, each for nodes that passed the previous one:
 To draw a legal node: choose attributes by their kind, range and choices (ops.attributes.Attribute; `per`
 determines the number of values), extents for the names of the patterns, element types by `Parameter.dtypes` and
 `like`, and values of constants between `low` and `high`; `draw`, if an operator has it, chooses attributes that
-fit given inputs and that ranges alone would rarely hit. `Op.typed` decides whether the result is legal.
+fit given inputs and that ranges alone would rarely hit. `Op.output_types` decides whether the result is legal.
 
 >>> gemm = Op(
 ...     "Gemm",
@@ -29,7 +29,7 @@ fit given inputs and that ranges alone would rarely hit. `Op.typed` decides whet
 ...     (Parameter("y", shape="M N"),),
 ...     compute=lambda node, inputs: (inputs[0] @ inputs[1].T,),
 ... )
->>> gemm.typed(Node("Gemm", ("x", "w"), ("y",)), [TensorType((2, 5)), TensorType((3, 5))])
+>>> gemm.output_types(Node("Gemm", ("x", "w"), ("y",)), [TensorType((2, 5)), TensorType((3, 5))])
 (TensorType(shape=(2, 3), dtype='float32'),)
 >>> print(problem(gemm, Node("Gemm", ("x", "w"), ("y",), {"transB": 1}), []))
 error[E105] Gemm: attribute 'transB' is not one of Gemm's
@@ -117,14 +117,14 @@ class Op:
     draw: Draw | None = None
     origin: str = "ONNX"
 
-    def typed(self, node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-        """The types of a node's outputs: `verified`, cached by node and types."""
+    def output_types(self, node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        """The types of a node's outputs: `check_types`, cached by node and types."""
         key = tuple(types)
         if key not in node.typings:
-            node.typings[key] = self.verified(node, types)
+            node.typings[key] = self.check_types(node, types)
         return node.typings[key]
 
-    def verified(self, node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    def check_types(self, node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
         """The types of a node's outputs, if it is legal with inputs of these types (ABSENT for absent ones).
 
         Raises ModelError (E107) for element types, otherwise E105.
@@ -136,7 +136,7 @@ class Op:
         extents = self._extents(node, inputs, types)
         for rule in self.requires:
             if not rule(node, types):
-                raise bad_node(node, self._described(node, inputs, types), limit=sentence(rule))
+                raise bad_node(node, self._describe(node, inputs, types), limit=sentence(rule))
         if self.infer is not None:
             found = self.infer(node, types)
             if len(found) != len(node.outputs):
@@ -145,7 +145,7 @@ class Op:
         dtypes = {each.name: found.dtype for each, found in zip(inputs, types, strict=True)}
         values = {**extents, **self._values(node)}
         return tuple(
-            TensorType(_filled(each.shape, values), dtypes[each.like] if each.like else each.dtypes[0])
+            TensorType(_fill(each.shape, values), dtypes[each.like] if each.like else each.dtypes[0])
             for each in outputs
         )
 
@@ -172,7 +172,7 @@ class Op:
     def expect_values(self, node: Node, constants: Mapping[str, Array]) -> None:
         """Raises ModelError (E105) if a constant input has values that its parameter does not permit."""
         for at, each in self._bounded:
-            name = node.inputs[at] if given(node, at) else ""
+            name = node.inputs[at] if has_input(node, at) else ""
             if name in constants and constants[name].size:
                 least, most = constants[name].min(), constants[name].max()
                 if not each.low <= least <= most <= each.high:
@@ -237,14 +237,14 @@ class Op:
         for name, each, found in zip(node.inputs, inputs, types, strict=True):
             known = {**values, **extents}
             if name and not each.variadic and not _matches(each.shape, found.shape, values, extents):
-                limit = f"[{', '.join(_described(token, known) for token in tokens(each.shape))}]"
+                limit = f"[{', '.join(_extent_text(token, known) for token in tokens(each.shape))}]"
                 raise bad_node(node, f"{each.name} has shape {list(found.shape)}", tensor=name, limit=limit)
         return extents
 
     def _values(self, node: Node) -> dict[str, int]:
         return {each.name: each(node) for each in self._factors}
 
-    def _described(self, node: Node, inputs: Sequence[Parameter], types: Sequence[TensorType]) -> str:
+    def _describe(self, node: Node, inputs: Sequence[Parameter], types: Sequence[TensorType]) -> str:
         """A node's inputs and attributes in words."""
         parts = [
             f"{each.name} {found}" for name, each, found in zip(node.inputs, inputs, types, strict=True) if name
@@ -256,7 +256,7 @@ class Op:
 def problem(row: Op, node: Node, types: Sequence[TensorType]) -> NpucError | None:
     """What is wrong with a node with inputs of these types, if anything."""
     try:
-        row.verified(node, types)
+        row.check_types(node, types)
     except NpucError as error:
         return error
     return None
@@ -274,7 +274,7 @@ def bad_node(
     return ModelError("E105", reason, node=node.name, op=node.op, tensor=tensor, limit=limit, remedy=remedy)
 
 
-def given(node: Node, index: int) -> bool:
+def has_input(node: Node, index: int) -> bool:
     """Whether the node has the optional input with this index."""
     return index < len(node.inputs) and bool(node.inputs[index])
 
@@ -335,7 +335,7 @@ def _product(factors: Iterable[str], values: Mapping[str, Any]) -> tuple[int, li
     return known, free
 
 
-def _filled(pattern: str, values: Mapping[str, Any]) -> tuple[int, ...]:
+def _fill(pattern: str, values: Mapping[str, Any]) -> tuple[int, ...]:
     shape: list[int] = []
     for token in tokens(pattern):
         if token[0].startswith("*"):
@@ -345,7 +345,7 @@ def _filled(pattern: str, values: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _described(token: tuple[str, ...], values: Mapping[str, Any]) -> str:
+def _extent_text(token: tuple[str, ...], values: Mapping[str, Any]) -> str:
     """An extent of a pattern, with its value if known."""
     if token[0].startswith("*"):
         return ", ".join(map(str, values[token[0]])) if token[0] in values else f"{token[0][1:]}..."

@@ -35,12 +35,12 @@ def activate(node: Node, y: Array) -> Array:
         case "Relu":
             return np.maximum(y, 0)
         case "Clip":
-            return clipped(node, y)
+            return clip(node, y)
         case _:
             return y
 
 
-def clipped(node: Node, x: Array) -> Array:
+def clip(node: Node, x: Array) -> Array:
     """The elements limited to a node's min and max."""
     return np.minimum(np.maximum(x, MIN(node)), MAX(node))
 
@@ -185,7 +185,7 @@ OPERATORS = (
         APPROXIMATE,
         to_onnx=_gelu_onnx,
     ),
-    _unary("Clip", "x limited to min..max, both constant.", clipped, MIN, MAX, to_onnx=_clip_onnx),
+    _unary("Clip", "x limited to min..max, both constant.", clip, MIN, MAX, to_onnx=_clip_onnx),
     _unary(
         "LeakyRelu",
         "x if positive, otherwise alpha * x.",

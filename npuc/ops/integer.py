@@ -36,7 +36,7 @@ def convolve(node: Node, x: Array, w: Array) -> Array:
     """The sums of products of a convolution: int64 (N, Co, Ho, Wo); w: (Co, Ci/group, Hk, Wk) integers."""
     window, group = window_of(node, w.shape[2:]), GROUP(node)
     extents = window.extents(node, x.shape[2:])
-    padded = window.padded(x, PADDING(node), extents).astype(np.int64)
+    padded = window.pad(x, PADDING(node), extents).astype(np.int64)
     split = padded.reshape(x.shape[0], group, -1, *padded.shape[2:])
     taps = w.astype(np.int64).reshape(group, w.shape[0] // group, w.shape[1], -1)
     acc = sum(

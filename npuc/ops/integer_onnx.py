@@ -43,7 +43,7 @@ def _requantise(
 def conv(node: Node, emit: OnnxEmitter) -> None:
     """A convolution by float32 sums if they are exact."""
     w, bias, shift = (emit.graph.constants[name] for name in node.inputs[1:4])
-    x, attrs = windowed(node, emit, w)
+    x, attrs = pad_window(node, emit, w)
     relu, column = RELU(node), (-1, 1, 1)
     rounding = np.left_shift(1, np.maximum(shift.astype(np.int64) - 1, 0))
     if (accumulator_bound(w, bias) + rounding).max() < EXACT_FLOAT32:
@@ -62,7 +62,7 @@ def window_attrs(node: Node, w: Array) -> dict[str, Attr]:
     return {**window, "kernel_shape": w.shape[2:], "group": GROUP(node)}
 
 
-def windowed(node: Node, emit: OnnxEmitter, w: Array) -> tuple[str, dict[str, Attr]]:
+def pad_window(node: Node, emit: OnnxEmitter, w: Array) -> tuple[str, dict[str, Attr]]:
     """A node's int8 input, padded explicitly if the padding value is not 0, and the attributes of the Conv."""
     attrs, pads, value = window_attrs(node, w), PADS(node), PADDING(node)
     if not value:

@@ -41,7 +41,7 @@ def _alike_beside_the_axis(node: Node, types: Sequence[TensorType]) -> bool:
     return others == {(len(first), first[:axis], first[axis + 1 :])}
 
 
-def _joined(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+def _concat_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     axis, first = AXIS(node), types[0]
     extent = sum(each.shape[axis] for each in types)
     return (TensorType((*first.shape[:axis], extent, *first.shape[axis + 1 :]), first.dtype),)
@@ -300,7 +300,7 @@ OPERATORS = (
         _concat,
         (AXIS,),
         (_alike_beside_the_axis,),
-        _joined,
+        _concat_types,
     ),
     Op(
         "Split",
@@ -376,7 +376,7 @@ OPERATORS = (
         _interleave,
         (AXIS, ON_DEVICE),
         (_alike_beside_the_axis, _take_turns),
-        _joined,
+        _concat_types,
         _interleave_onnx,
         origin="passes",
     ),

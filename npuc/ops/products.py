@@ -21,7 +21,7 @@ from npuc.ops.attributes import (
     SELECTS,
     STRIDES,
 )
-from npuc.ops.declaration import Op, Parameter, broadcast, given
+from npuc.ops.declaration import Op, Parameter, broadcast, has_input
 from npuc.ops.elementwise import activate
 from npuc.ops.windows import Window, window_of
 
@@ -69,13 +69,13 @@ def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     x, w = inputs[0], inputs[1]
     group, window = GROUP(node), window_of(node, w.shape[2:])
     extents = window.extents(node, x.shape[2:])
-    padded = window.padded(x, 0, extents)
+    padded = window.pad(x, 0, extents)
     taps = [padded[(..., *index)] for index in window.taps(extents)]
     columns = np.stack(taps, axis=2) if len(taps) > 1 else np.ascontiguousarray(taps[0])
     columns = columns.reshape(x.shape[0], group, w.shape[1] * len(taps), prod(extents))
     y = w.reshape(group, w.shape[0] // group, -1) @ columns
     y = y.reshape(x.shape[0], w.shape[0], *extents)
-    if given(node, 2):
+    if has_input(node, 2):
         y += inputs[2].reshape(-1, *(1 for _ in extents))
     return (activate(node, y),)
 
@@ -124,7 +124,7 @@ def _conv_transpose(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     for index, weight in zip(window.taps(spatial), weights, strict=True):
         y[(..., *index)] += (weight @ pixels).reshape(batch, -1, *spatial)
     y = y[(..., *(slice(b, b + e) for b, e in zip(window.begins, extents, strict=True)))]
-    if given(node, 2):
+    if has_input(node, 2):
         y = y + inputs[2].reshape(-1, *(1 for _ in extents))
     return (activate(node, y),)
 
@@ -136,16 +136,16 @@ WINDOWED = (KERNEL_SHAPE, STRIDES, PADS, DILATIONS, GROUP)
 
 def _gemm(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     y = inputs[0] @ inputs[1].T
-    if given(node, 2):
+    if has_input(node, 2):
         y += inputs[2]
     return (activate(node, y),)
 
 
 def _gemm_onnx(node: Node, emit: OnnxEmitter) -> None:
-    emit.activated(node, "Gemm", node.inputs, transB=1)
+    emit.activate(node, "Gemm", node.inputs, transB=1)
 
 
-def _chained(_node: Node, types: Sequence[TensorType]) -> bool:
+def _is_chained(_node: Node, types: Sequence[TensorType]) -> bool:
     """Both have two axes or more, and the last extent of a is the last but one of b."""
     a, b = (each.shape for each in types)
     return min(len(a), len(b)) > 1 and a[-1] == b[-2]
@@ -196,7 +196,7 @@ OPERATORS = (
         (Parameter("a"), Parameter("b")),
         (Parameter("y"),),
         _matmul,
-        requires=(_chained,),
+        requires=(_is_chained,),
         infer=_matmul_types,
     ),
 )

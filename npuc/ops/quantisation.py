@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.ir import Array, Node, TensorType
 from npuc.ops.attributes import DTYPE, SCALE, STEPS_AXIS, ZERO_POINT
-from npuc.ops.declaration import Op, Parameter, along, given
+from npuc.ops.declaration import Op, Parameter, along, has_input
 
 if TYPE_CHECKING:
     from npuc.onnx_files.export import OnnxEmitter
@@ -21,31 +21,31 @@ def _steps_of_the_axis(node: Node, types: Sequence[TensorType]) -> bool:
     """There is one scale, or one per element of the axis, and as many zero points."""
     x, scale, axis = types[0].shape, types[1], STEPS_AXIS(node)
     one_or_all = scale.size == 1 or (axis < len(x) and scale.shape == (x[axis],))
-    return one_or_all and (not given(node, 2) or types[2].size == scale.size)
+    return one_or_all and (not has_input(node, 2) or types[2].size == scale.size)
 
 
 def _quantize_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    return (TensorType(types[0].shape, types[2].dtype if given(node, 2) else "uint8"),)
+    return (TensorType(types[0].shape, types[2].dtype if has_input(node, 2) else "uint8"),)
 
 
-def _aligned(node: Node, values: Array, rank: int) -> Array:
+def _align(node: Node, values: Array, rank: int) -> Array:
     """Scale or zero point shaped to broadcast with the input."""
     return values.reshape(()) if values.size == 1 else along(values, STEPS_AXIS(node), rank)
 
 
 def _quantize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    x, scale = inputs[0], _aligned(node, inputs[1], inputs[0].ndim)
-    zero = inputs[2] if given(node, 2) else np.zeros(1, np.uint8)
+    x, scale = inputs[0], _align(node, inputs[1], inputs[0].ndim)
+    zero = inputs[2] if has_input(node, 2) else np.zeros(1, np.uint8)
     limits = np.iinfo(zero.dtype)
-    steps = np.rint(x / scale) + _aligned(node, zero, x.ndim).astype(np.float32)
+    steps = np.rint(x / scale) + _align(node, zero, x.ndim).astype(np.float32)
     return (np.clip(steps, limits.min, limits.max).astype(zero.dtype),)
 
 
 def _dequantize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    x, scale = inputs[0], _aligned(node, inputs[1], inputs[0].ndim)
+    x, scale = inputs[0], _align(node, inputs[1], inputs[0].ndim)
     steps = x.astype(np.int64)
-    if given(node, 2):
-        steps = steps - _aligned(node, inputs[2], x.ndim)
+    if has_input(node, 2):
+        steps = steps - _align(node, inputs[2], x.ndim)
     return (steps.astype(np.float32) * scale,)
 
 

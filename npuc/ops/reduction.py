@@ -59,7 +59,7 @@ def _per_channel(name: str, summary: str, compute: Meaning, vectors: Sequence[st
     return Op(name, summary, inputs, (NORMAL_MAP,), compute, (EPSILON,), requires)
 
 
-def _reduced(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
+def _reduced_shape(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
     if keepdims:
         return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
     return tuple(extent for axis, extent in enumerate(shape) if axis not in axes)
@@ -67,7 +67,7 @@ def _reduced(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple
 
 def _reduce_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     (x,) = types
-    return (TensorType(_reduced(x.shape, AXES(node), KEEPDIMS(node)), x.dtype),)
+    return (TensorType(_reduced_shape(x.shape, AXES(node), KEEPDIMS(node)), x.dtype),)
 
 
 def _reduce_onnx(node: Node, emit: OnnxEmitter) -> None:
@@ -107,7 +107,7 @@ def _axis_has_elements(node: Node, types: Sequence[TensorType]) -> bool:
 
 
 def _arg_max_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    return (TensorType(_reduced(types[0].shape, (AXIS(node),), KEEPDIMS(node)), "int64"),)
+    return (TensorType(_reduced_shape(types[0].shape, (AXIS(node),), KEEPDIMS(node)), "int64"),)
 
 
 def _arg_max(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:

@@ -66,7 +66,7 @@ class Window:
             )
         )
 
-    def padded(self, x: Array, fill: float, extents: Sequence[int]) -> Array:
+    def pad(self, x: Array, fill: float, extents: Sequence[int]) -> Array:
         """The input with its padding, long enough that every window of the output lies inside."""
         ends = list(map(max, self.ends, self.overhang(x.shape[2:], extents)))
         if not any(self.begins) and not any(ends):
@@ -121,11 +121,11 @@ def _max_pool(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     window = window_of(node, WINDOW(node))
     extents = window.extents(node, x.shape[2:])
     lowest = -np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min
-    padded = window.padded(x, lowest, extents)
+    padded = window.pad(x, lowest, extents)
     return (reduce(np.maximum, (padded[(..., *index)] for index in window.taps(extents))).copy(),)
 
 
-def _counted(window: Window, axis: int, extent: int, count: int, include_pad: bool) -> Array:
+def _count_taps(window: Window, axis: int, extent: int, count: int, include_pad: bool) -> Array:
     """The number of taps of each window that count along one axis: inside the input, or also in its padding."""
     begin, end = window.begins[axis], window.ends[axis]
     first = np.arange(count)[:, None] * window.strides[axis]
@@ -138,11 +138,11 @@ def _average_pool(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     (x,) = inputs
     window = window_of(node, WINDOW(node))
     extents = window.extents(node, x.shape[2:])
-    padded = window.padded(x, 0, extents)
+    padded = window.pad(x, 0, extents)
     y = sum((padded[(..., *index)] for index in window.taps(extents)), start=np.float32(0))
     include_pad = COUNT_INCLUDE_PAD(node)
     for axis, count in enumerate(extents):
-        counted = _counted(window, axis, x.shape[2 + axis], count, include_pad)
+        counted = _count_taps(window, axis, x.shape[2 + axis], count, include_pad)
         y = y / along(counted, 2 + axis, x.ndim)
     return (np.asarray(y, np.float32),)
 

@@ -19,7 +19,7 @@ from npuc.quantize.improvement.search import TrialNetwork
 
 def qdq_graph(network: TrialNetwork) -> Graph:
     """The float graph of a network with its integer tensors rounded and its weights as integers."""
-    return _Writer(network).written()
+    return _Writer(network).write()
 
 
 class _Writer:
@@ -35,7 +35,7 @@ class _Writer:
         self.names = network.graph.names()
         self.nodes: list[Node] = []
 
-    def written(self) -> Graph:
+    def write(self) -> Graph:
         """The graph, with the inputs and outputs of the float graph."""
         rounded = [name for name in self.graph.tensors if self.found.forms.get(name) in self.found.scales]
         inner = {name: self.names.new(f"{name}/exact") for name in rounded if name in self.graph.producers}
@@ -45,7 +45,7 @@ class _Writer:
         for node in self.graph.nodes:
             inputs = node.inputs
             if node in self.integer:
-                inputs = tuple(read.get(name, name) for name in self._weighted(node))
+                inputs = tuple(read.get(name, name) for name in self._layer_inputs(node))
             outputs = tuple(inner.get(name, name) for name in node.outputs)
             self.nodes.append(replace(node, inputs=inputs, outputs=outputs))
             for name in node.outputs:
@@ -62,7 +62,7 @@ class _Writer:
         self.nodes.append(Node("QuantizeLinear", (source, scale, zero), (between,), name=f"{tensor}/quantize"))
         self.nodes.append(Node("DequantizeLinear", (between, scale, zero), (result,), name=f"{tensor}/dequantize"))
 
-    def _weighted(self, node: Node) -> tuple[str, ...]:
+    def _layer_inputs(self, node: Node) -> tuple[str, ...]:
         """The inputs of an integer node; a convolution gets the integer network's weights and bias."""
         x, layer = self.layers.get(node.output, ("", None))
         if node.op != "Conv" or layer is None:
@@ -74,11 +74,11 @@ class _Writer:
         step, stem = layer.scale / weights.power, self.old.get(layer.source, layer.source)
         return (
             node.inputs[0],
-            self._dequantised(f"{stem}/w", weights.w, step / self.found.scales[x]),
-            self._dequantised(f"{stem}/b", bias, step),
+            self._dequantise(f"{stem}/w", weights.w, step / self.found.scales[x]),
+            self._dequantise(f"{stem}/b", bias, step),
         )
 
-    def _dequantised(self, name: str, values: Array, scales: Array) -> str:
+    def _dequantise(self, name: str, values: Array, scales: Array) -> str:
         """A constant as integers with a scale per output channel, followed by a DequantizeLinear."""
         name = self.names.new(name)
         integers = self._constant(f"{name}/integers", values)

@@ -25,8 +25,8 @@ from npuc.flag import POWER_OF_TWO
 from npuc.frozen import frozen
 from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.scales.model_scales import Steps, contradiction
-from npuc.storage.files import decoded, toml
-from npuc.system.budget import given
+from npuc.storage.files import decode, toml
+from npuc.system.budget import read_file
 from npuc.text.escaping import toml_string
 from npuc.text.terminal import closest
 
@@ -48,14 +48,14 @@ def table_of(source: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Table
 
     Raises DataError: E401 for a file that cannot be read, E406 for an entry that is none.
     """
-    values = source if isinstance(source, Mapping) else _parsed(Path(source))
+    values = source if isinstance(source, Mapping) else _parse(Path(source))
     return {name: _entry(name, each) for name, each in values.items()}
 
 
-def _parsed(path: Path) -> Mapping[str, Any]:
+def _parse(path: Path) -> Mapping[str, Any]:
     try:
-        data = given(path, "E401", f"give {FORM}")
-        found = json.loads(decoded(data)) if path.suffix == ".json" else toml(data)
+        data = read_file(path, "E401", f"give {FORM}")
+        found = json.loads(decode(data)) if path.suffix == ".json" else toml(data)
     except (ValueError, RecursionError) as error:
         raise DataError("E406", f"'{path}' cannot be read: {error}", limit=FORM) from None
     if not isinstance(found, dict):

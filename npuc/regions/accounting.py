@@ -15,7 +15,7 @@ from npuc.program import Program
 from npuc.regions import graphs
 from npuc.regions.artefact import part_path, region_path
 from npuc.regions.partition import Part
-from npuc.regions.planning import Key, ModelPlan, absorbed, key_of, read_outside
+from npuc.regions.planning import Key, ModelPlan, explain_absorbed, key_of, read_outside
 from npuc.regions.running import within
 
 TO_NPU = "cut the network before it, or choose a target that has it"
@@ -67,12 +67,12 @@ class _PartAccount:
 
     def crossing(self, steps: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[str]]:
         """The tensors that the machine stores for these steps, and those that it loads from them."""
-        read = {self._stored(name) for step in steps for name in step["inputs"]}
+        read = {self._before_conversion(name) for step in steps for name in step["inputs"]}
         written = {name for step in steps for name in step["outputs"]}
         into = {name for step in self.steps for name in step["outputs"] if self._from(name) & written}
         return read - self.by_host - self.given, into & self.loaded
 
-    def _stored(self, name: str) -> str:
+    def _before_conversion(self, name: str) -> str:
         """The tensor before the conversions that made this one."""
         while name in self.converted:
             name = self.converted[name]["inputs"][0]
@@ -153,7 +153,7 @@ class _Account:
         steps = [(part, part.steps_of(node.key)) for part in parts]
         host = [each for each in made if each.name in self.on_host]
         place, because, into = self._place(node, made, parts, layers)
-        left = [*_left(steps)]
+        left = [*_host_reasons(steps)]
         problems = tuple(dict.fromkeys([*self._problems(host), *left]))
         bytes_in, bytes_out = self._crossing(host, steps)
         macs = self.macs.get(node.key, 0)
@@ -199,7 +199,7 @@ class _Account:
 
     def _problems(self, host: Sequence[ImportedNode]) -> Iterator[Problem]:
         for node in host:
-            found = self.plan.denied.get(node.name) or absorbed(node)
+            found = self.plan.denied.get(node.name) or explain_absorbed(node)
             yield replace(found, remedy=found.help)
 
     def _share(self, key: str, at: int) -> float:
@@ -241,7 +241,7 @@ class _Account:
         return stored or (live if outside or hosted else "")
 
 
-def _left(steps: Sequence[tuple[_PartAccount, Sequence[Mapping[str, Any]]]]) -> Iterator[Problem]:
+def _host_reasons(steps: Sequence[tuple[_PartAccount, Sequence[Mapping[str, Any]]]]) -> Iterator[Problem]:
     """Why the target's own program leaves steps to the host."""
     for _, own in steps:
         for each in own:

@@ -18,7 +18,7 @@ from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.program import EVIDENCE, GIVEN_BY, MANIFEST, Program, sealed
 from npuc.storage.mapped import Files, contents_of
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damage_error, read
 
 if TYPE_CHECKING:
     import onnx
@@ -51,7 +51,7 @@ class Contents:
         steps = read(tuple[ProgramPart, ...], manifest.get("steps"), "steps")
         for number, step in enumerate(steps):
             if step.kind not in (NPU, HOST):
-                raise damaged(f"steps[{number}] is of kind '{step.kind}'", f"{NPU}, {HOST}")
+                raise damage_error(f"steps[{number}] is of kind '{step.kind}'", f"{NPU}, {HOST}")
         return cls(steps, read(Mapping[str, str], manifest.get(GIVEN_BY), GIVEN_BY))
 
     @property
@@ -87,7 +87,7 @@ def region_path(number: int) -> str:
     return f"host/region_{number}.onnx"
 
 
-def embedded(path: str, part: Program) -> tuple[Files, Files]:
+def embed_part(path: str, part: Program) -> tuple[Files, Files]:
     """The files and the evidence of a part, under their paths in the whole program."""
     manifest = sealed(part.manifest, Files(contents_of(part.files, part.evidence)))
     files = contents_of({MANIFEST: manifest}, part.files)
@@ -105,9 +105,9 @@ def part_of(program: Program, path: str) -> Program:
     except KeyError:
         raise ArtefactError("E502", f"'{name}' is missing") from None
     except (ValueError, RecursionError):
-        raise damaged("it is not JSON", file=f"'{name}'") from None
+        raise damage_error("it is not JSON", file=f"'{name}'") from None
     if not isinstance(manifest, dict) or GIVEN_BY in manifest:
-        raise damaged("it is not the manifest of a part", file=f"'{name}'")
+        raise damage_error("it is not the manifest of a part", file=f"'{name}'")
     inside, evidence = (
         {
             key.removeprefix(f"{path}/"): data

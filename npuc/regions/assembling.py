@@ -13,7 +13,7 @@ from npuc.frozen import frozen
 from npuc.ir import Graph
 from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
-from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embedded, part_path, region_path
+from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embed_part, part_path, region_path
 from npuc.regions.planning import Key, ModelPlan, key_of, part_macs, read_outside
 from npuc.regions.running import within
 from npuc.samples.loading import Samples
@@ -41,7 +41,7 @@ def entire(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping[Ke
     found = lowered[key_of(network, read_outside(network, parts), parts[0])]
     if not is_whole(plan, parts, found.graph):
         return None
-    return _reported(found.program, network, parts[0], _told_part(network, parts[0], None, found), plan.options)
+    return _add_report(found.program, network, parts[0], _told_part(network, parts[0], None, found), plan.options)
 
 
 def is_whole(plan: ModelPlan, parts: Sequence[partition.Part], graph: Graph) -> bool:
@@ -55,23 +55,23 @@ def is_whole(plan: ModelPlan, parts: Sequence[partition.Part], graph: Graph) -> 
     )
 
 
-def _reported(
+def _add_report(
     program: Program, network: ImportedModel, part: partition.Part, told: _Told, options: Options
 ) -> Program:
     """A part's program with its report on what runs where, and with the model's bound inputs."""
     report = program.manifest["report"]
     host = part_macs(network, part) - told.macs
-    told_of = {**shares([told], told.macs, host, report["macs"]), **utilised(report, told.macs)}
-    return replace(program, manifest={**program.manifest, **_bound(options), "report": {**report, **told_of}})
+    told_of = {**shares([told], told.macs, host, report["macs"]), **utilisation(report, told.macs)}
+    return replace(program, manifest={**program.manifest, **_bindings(options), "report": {**report, **told_of}})
 
 
-def _bound(options: Options) -> dict[str, Any]:
+def _bindings(options: Options) -> dict[str, Any]:
     """The manifest's entries of the inputs that are bound to constants or described; empty without any."""
     bound = {"bound": dict(options.bind)} if options.bind else {}
     return bound | ({"images": [each.as_json() for each in options.input]} if options.input else {})
 
 
-def assembled(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping[Key, LoweredPart]) -> Program:
+def assemble(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping[Key, LoweredPart]) -> Program:
     """The program of all parts. Raises UnsupportedOperator (E201) for a region that onnxruntime cannot load."""
     network, files, evidence = plan.network, dict[str, Content](), dict[str, Content]()
     steps: list[ProgramPart] = []
@@ -85,8 +85,8 @@ def assembled(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping
             found = lowered[key_of(network, outside, part)]
             step = ProgramPart(NPU, part_path(number), tuple(found.graph.inputs), tuple(found.graph.outputs))
             told.append(_told_part(network, part, step.path, found))
-            programs.append(_reported(found.program, network, part, told[-1], plan.options))
-            data, proof = embedded(step.path, programs[-1])
+            programs.append(_add_report(found.program, network, part, told[-1], plan.options))
+            data, proof = embed_part(step.path, programs[-1])
             files |= data.contents
             evidence |= proof.contents
         else:
@@ -99,7 +99,7 @@ def assembled(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping
     npu = sum(each.macs for each in told if each.place == NPU)
     host = sum(part_macs(network, part) for part in parts) - npu
     executed = sum(each["executed_macs"] for each in reports) - sum(each["macs"] for each in reports) + npu
-    report = merged(reports, plan.target.name, _machine(plan), plan.target.memories)
+    report = merge_reports(reports, plan.target.name, _machine(plan), plan.target.memories)
     manifest = {
         "target": plan.target.name,
         "precision": plan.options.precision,
@@ -108,7 +108,7 @@ def assembled(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping
         "inputs": [_port(network, name) for name in network.inputs],
         "outputs": [_port(network, name) for name in network.outputs],
         "report": {**report, **shares(told, npu, host, executed), "proof": _proven(reports)},
-        **_bound(plan.options),
+        **_bindings(plan.options),
     }
     whole = {"graph.json": canonical_json(_graph(programs))}
     return Program(manifest, Files(files), Files({**evidence, **whole}))
@@ -167,14 +167,14 @@ def _port(network: ImportedModel, name: str) -> dict[str, Any]:
         return {"name": name, "shape": list(known.shape), "dtype": known.dtype}
     proto = network.protos.get(name)
     if proto is None or proto.WhichOneof("value") != "tensor_type":
-        said = "" if proto is None else _written(proto)
+        said = "" if proto is None else _type_text(proto)
         return {"name": name, "shape": [], "dtype": OBJECT, "type": said}
     dims = proto.tensor_type.shape.dim
     shape = [each.dim_value if each.WhichOneof("value") == "dim_value" else -1 for each in dims]
     return {"name": name, "shape": shape, "dtype": _dtype(proto.tensor_type.elem_type)}
 
 
-def _written(proto: onnx.TypeProto) -> str:
+def _type_text(proto: onnx.TypeProto) -> str:
     """A type in ONNX's notation."""
     from onnx import TensorProto
 
@@ -183,11 +183,11 @@ def _written(proto: onnx.TypeProto) -> str:
 
     match proto.WhichOneof("value"):
         case "sequence_type":
-            return f"seq({_written(proto.sequence_type.elem_type)})"
+            return f"seq({_type_text(proto.sequence_type.elem_type)})"
         case "optional_type":
-            return f"optional({_written(proto.optional_type.elem_type)})"
+            return f"optional({_type_text(proto.optional_type.elem_type)})"
         case "map_type":
-            return f"map({name(proto.map_type.key_type)}, {_written(proto.map_type.value_type)})"
+            return f"map({name(proto.map_type.key_type)}, {_type_text(proto.map_type.value_type)})"
         case "tensor_type":
             return f"tensor({name(proto.tensor_type.elem_type)})"
         case kind:
@@ -237,7 +237,7 @@ class _Told:
     bytes_out: int
 
 
-def merged(found: Sequence[Report], target: str, machine: str, memories: Sequence[str]) -> dict[str, Any]:
+def merge_reports(found: Sequence[Report], target: str, machine: str, memories: Sequence[str]) -> dict[str, Any]:
     """The combined report of programs run one after the other: sums of counts, largest peaks of memories."""
     empty: dict[str, Any] = {
         "target": target,
@@ -254,7 +254,7 @@ def merged(found: Sequence[Report], target: str, machine: str, memories: Sequenc
     }
     if not found:
         return empty
-    whole: dict[str, Any] = {**empty, **_added(found)}
+    whole: dict[str, Any] = {**empty, **_add_up(found)}
     whole["utilization"] = whole["ideal_cycles"] / whole["cycles"] if whole["cycles"] else None
     if "frames_per_second" in whole:
         clock = whole.get("clock_mhz")
@@ -262,7 +262,7 @@ def merged(found: Sequence[Report], target: str, machine: str, memories: Sequenc
     return whole
 
 
-def _added(found: Sequence[Report]) -> dict[str, Any]:
+def _add_up(found: Sequence[Report]) -> dict[str, Any]:
     keys = dict.fromkeys(key for each in found for key in each)
     return {key: _together(key, [each[key] for each in found if key in each]) for key in keys}
 
@@ -274,7 +274,7 @@ def _together(key: str, values: Sequence[Any]) -> Any:
     if key in PEAKS:
         return max(known)
     if all(isinstance(value, Mapping) for value in known):
-        return _added(known)
+        return _add_up(known)
     if all(isinstance(value, list) for value in known):
         return [each for value in known for each in value]
     return sum(known) if len(known) == len(values) else None
@@ -302,7 +302,7 @@ def shares(told: Sequence[_Told], npu: int, host: int, executed: int) -> dict[st
     }
 
 
-def utilised(report: Report, own: int) -> dict[str, Any]:
+def utilisation(report: Report, own: int) -> dict[str, Any]:
     """Utilisation of the machine by the network's own MACs: those that rewrites add do not count."""
     executed = report["macs"]
     ideal = report["ideal_cycles"] * (min(own, executed) / executed if executed else 1)

@@ -31,20 +31,20 @@ from npuc.quantize.calibration.provenance import expect_ranges, with_ranges
 from npuc.reference import session
 from npuc.regions import graphs, partition
 from npuc.regions.accounting import account_of
-from npuc.regions.assembling import LoweredPart, assembled, entire, is_whole
+from npuc.regions.assembling import LoweredPart, assemble, entire, is_whole
 from npuc.regions.graphs import crossing_inputs, part_graph, region_model
 from npuc.regions.planning import (
     Key,
     ModelPlan,
     deny,
     deny_refused,
+    divide,
     expect_on_target,
     key_of,
-    optimised,
-    partitioned,
-    planned,
+    optimise,
+    plan_model,
     read_outside,
-    settled,
+    settle,
 )
 from npuc.regions.witnesses import foreign_session
 from npuc.rewrites import rewrites
@@ -74,7 +74,7 @@ class PartProver(Protocol):
         ...
 
 
-def compiled(request: Request, prover: PartProver | None = None) -> tuple[Program, Samples]:
+def compile_parts(request: Request, prover: PartProver | None = None) -> tuple[Program, Samples]:
     """The program of a model and its calibration samples (synthetic without calibration data).
 
     prover: checks the program of every part, and the whole. Raises NpucError for nodes that neither the target nor
@@ -82,13 +82,13 @@ def compiled(request: Request, prover: PartProver | None = None) -> tuple[Progra
     """
     request.options.begin("reading the model")
     with budget(), ExitStack() as stack:
-        plan = planned(request)
-        parts = offered(plan)
+        plan = plan_model(request)
+        parts = offer_parts(plan)
         samples = _calibrating(plan, parts)
         lowered = lowered_parts(plan, lambda graphs: _inputs(plan, graphs, samples, stack), prover)
-        parts = partitioned(plan)
+        parts = divide(plan)
         whole = entire(plan, parts, lowered)
-        program = whole or assembled(plan, parts, lowered)
+        program = whole or assemble(plan, parts, lowered)
         if prover is not None and (whole is None or request.options.changes_inputs):
             outside = read_outside(plan.network, parts)
             npu = (key_of(plan.network, outside, part) for part in parts if part.on_npu)
@@ -106,10 +106,10 @@ def optimised_whole(request: Request) -> tuple[Graph, list[Step]]:
     Raises NpucError with everything that it cannot run.
     """
     with budget():
-        plan = planned(request)
-        parts = settled(plan)
+        plan = plan_model(request)
+        parts = settle(plan)
         expect_on_target(plan, parts)
-        return optimised(plan, read_outside(plan.network, parts), parts[0])
+        return optimise(plan, read_outside(plan.network, parts), parts[0])
 
 
 def _calibrating(plan: ModelPlan, parts: Sequence[partition.Part]) -> Samples:
@@ -137,9 +137,9 @@ def calibrating(request: Request, types: Mapping[str, TensorType], unbounded: Co
     return load_samples(request.calibration, types, unbounded, request.options.input)
 
 
-def offered(plan: ModelPlan) -> tuple[partition.Part, ...]:
+def offer_parts(plan: ModelPlan) -> tuple[partition.Part, ...]:
     """Parts that the target accepts. Raises NpucError where a refused node may not or cannot run on the host."""
-    parts = settled(plan)
+    parts = settle(plan)
     if plan.options.strict:
         expect_on_target(plan, parts)
     _expect_host(plan)
@@ -163,15 +163,15 @@ def lowered_parts(plan: ModelPlan, inputs: Inputs, prover: PartProver | None = N
     """The program of every part, calibrated on its inputs; nodes refused on the way go to the host."""
     found: dict[Key, LoweredPart] = {}
     while True:
-        parts = offered(plan)
+        parts = offer_parts(plan)
         outside = read_outside(plan.network, parts)
         keys = {part.blocks: key_of(plan.network, outside, part) for part in parts}
         waiting = [part for part in parts if part.on_npu and keys[part.blocks] not in found]
         if not waiting:
             return found
-        samples = inputs([optimised(plan, outside, part)[0] for part in waiting])
+        samples = inputs([optimise(plan, outside, part)[0] for part in waiting])
         for part in waiting:
-            graph, steps = optimised(plan, outside, part)
+            graph, steps = optimise(plan, outside, part)
             own = samples if [*samples.inputs] == [*graph.inputs] else samples.of(graph.inputs)
             changes = [*steps]
             try:
@@ -182,7 +182,7 @@ def lowered_parts(plan: ModelPlan, inputs: Inputs, prover: PartProver | None = N
             if not lowered.program.manifest["report"]["instructions"] and not is_whole(plan, [part], graph):
                 deny(plan, part.blocks, _without_instructions(plan.target))
                 break
-            found[keys[part.blocks]] = lowered if prover is None else _proved(plan, part, lowered, prover)
+            found[keys[part.blocks]] = lowered if prover is None else _prove_part(plan, part, lowered, prover)
 
 
 def _inputs(plan: ModelPlan, graphs: Sequence[Graph], samples: Samples, stack: ExitStack) -> Samples:
@@ -228,7 +228,7 @@ def _expect_report(program: Program, target: Target) -> None:
         raise ValueError(f"{target.name} writes a report that npuc cannot show: {error}") from None
 
 
-def _proved(plan: ModelPlan, part: partition.Part, lowered: LoweredPart, prover: PartProver) -> LoweredPart:
+def _prove_part(plan: ModelPlan, part: partition.Part, lowered: LoweredPart, prover: PartProver) -> LoweredPart:
     """The part with its program checked: against the user's file if it is the whole model.
 
     Raises Mismatch (E603) if it does not compute what the model does.
@@ -271,14 +271,14 @@ def request_of(model: Path, program: Program, target: Target, folder: Path) -> R
     )
 
 
-def recompiled(model: Path, program: Program, target: Target) -> Program | None:
+def recompile(model: Path, program: Program, target: Target) -> Program | None:
     """A program compiled afresh from its model for its machine, as a reference for its files.
 
     None if that gives another manifest, because other options or another npuc version were used.
     """
     with TemporaryDirectory() as folder:
         try:
-            fresh = as_loaded(compiled(request_of(model, program, target, Path(folder)))[0])
+            fresh = as_loaded(compile_parts(request_of(model, program, target, Path(folder)))[0])
         except NpucError:
             return None
     return fresh if _meaning(fresh) == _meaning(program) else None

@@ -20,7 +20,7 @@ from npuc.regions.artefact import HOST, Contents, ProgramPart, host_model, is_co
 from npuc.regions.running import CompositeRunner, within
 from npuc.registry import names
 from npuc.registry import target as find
-from npuc.storage.records import damaged
+from npuc.storage.records import damage_error
 from npuc.target import Origin, Runner, Target
 from npuc.view import Activity, Heading, Line, MemoryAnnotation, Timeline, names_of
 
@@ -39,7 +39,7 @@ def target_of(program: Program) -> Target:
         raise ArtefactError("E501", reason, limit=", ".join(names()), remedy=remedy)
     found = find(program.target)
     if program.precision not in found.precisions:
-        raise damaged(f"precision is '{program.precision}'", ", ".join(found.precisions))
+        raise damage_error(f"precision is '{program.precision}'", ", ".join(found.precisions))
     return cast(Target, Composite(found)) if is_composite(program) else found
 
 
@@ -60,12 +60,12 @@ class Composite:
         """The same on the hardware description; the trace of part K is written to STEM.part_K.vcd."""
         found: list[Runner | None] = []
 
-        def traced(part: Program) -> Runner:
+        def part_runner(part: Program) -> Runner:
             file = trace.with_suffix(f".part_{len(found)}{trace.suffix}")
             found.append(self.inner.trace_runner(part, file))
             return found[-1] or self.inner.runner(part)
 
-        runner = CompositeRunner(program, traced)
+        runner = CompositeRunner(program, part_runner)
         return None if None in found else runner
 
     def timeline(self, program: Program) -> Timeline:
@@ -74,7 +74,7 @@ class Composite:
         layers = instructions = 0
         for number, (_, part) in enumerate(_parts(program)):
             found = self.inner.timeline(part)
-            activities = (_moved(each, number, whole, layers, instructions) for each in found.activities)
+            activities = (_shift(each, number, whole, layers, instructions) for each in found.activities)
             buffers = (
                 replace(
                     each,
@@ -145,13 +145,13 @@ class Composite:
                 return self.inner.memory_annotations(part, file)
         return ()
 
-    def assembled(self, program: Program, listing: Path) -> Program:
+    def assemble(self, program: Program, listing: Path) -> Program:
         """Not supported: a listing has the words of one part."""
         paths = ", ".join(step.path for step, _ in _parts(program))
         reason = f"'{listing}' is for one program, and this one has parts of its own"
         raise ArtefactError("E504", reason, limit=paths, remedy="dump and assemble a part: --images OUT/PART")
 
-    def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
+    def export(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
         """The files of every part in its folder, the regions as ONNX models, and steps.json with their order.
 
         In C, regions are functions as well. Errors name the part's path and the regions'.
@@ -171,7 +171,7 @@ class Composite:
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
         """The self-test of every part, on its inputs, in its folder."""
         fed: dict[int, Mapping[str, Array]] = {}
-        self.runner(program).watched(inputs, lambda number, given, _seen, _out: fed.update({number: given}))
+        self.runner(program).run_parts(inputs, lambda number, given, _seen, _out: fed.update({number: given}))
         return {
             f"{step.path}/{name}": data
             for number, (step, part) in enumerate(_named_parts(program))
@@ -184,13 +184,13 @@ def _part_exported(
 ) -> dict[str, bytes]:
     """The files of a part. Errors name its path and those of the regions around it."""
     try:
-        return inner.exported(part, *form)
+        return inner.export(part, *form)
     except NpucError as error:
         where = f"{step.path}, between {', '.join(regions)}"
         raise type(error).of(replace(each, reason=f"{where}: {each.reason}") for each in error.problems) from error
 
 
-def _moved(each: Activity, number: int, before: Timeline, layers: int, instructions: int) -> Activity:
+def _shift(each: Activity, number: int, before: Timeline, layers: int, instructions: int) -> Activity:
     """An activity of a part, shifted behind preceding parts; layers, instructions: their counts there."""
     return replace(
         each,

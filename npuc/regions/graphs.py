@@ -50,7 +50,7 @@ def region_model(network: ImportedModel, nodes: Sequence[ImportedNode], outputs:
             reason, limit = "the type of what the host reads is not known", "tensors with an element type"
             raise UnsupportedOperator("E201", reason, tensor=name, limit=limit)
     graph = helper.make_graph(
-        [_named(node) for node in nodes],
+        [_with_name(node) for node in nodes],
         network.name or "region",
         [helper.make_value_info(name, known[name]) for name in given],
         [onnx.ValueInfoProto(name=name, type=known.get(name)) for name in outputs],
@@ -61,7 +61,7 @@ def region_model(network: ImportedModel, nodes: Sequence[ImportedNode], outputs:
     )
 
 
-def _named(node: ImportedNode) -> onnx.NodeProto:
+def _with_name(node: ImportedNode) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(node.proto)
     copy.name = node.name

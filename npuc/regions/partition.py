@@ -96,7 +96,7 @@ class PartitionGraph:
     def cost(self, phases: Sequence[int]) -> PartitionCost:
         """The cost of phases for the first blocks: with more of them no part of it falls."""
         host = [block for block, phase in zip(self.blocks, phases, strict=False) if phase % 2]
-        crossed = [self.crossing(name, phases) for name in self.touched(range(len(phases)))]
+        crossed = [self.crossing(name, phases) for name in self.tensors_of(range(len(phases)))]
         return PartitionCost(
             sum(block.macs for block in host),
             sum(times for times, _ in crossed),
@@ -105,7 +105,7 @@ class PartitionGraph:
             len(host),
         )
 
-    def touched(self, moved: Iterable[int]) -> set[str]:
+    def tensors_of(self, moved: Iterable[int]) -> set[str]:
         """The tensors that blocks read or write."""
         return {name for at in moved for name in (*self.blocks[at].reads, *self.blocks[at].writes)}
 
@@ -121,7 +121,7 @@ def partition(network: PartitionGraph) -> tuple[Part, ...]:
     if all(block.on_npu for block in network.blocks):
         return (Part(True, tuple(block.name for block in network.blocks)),)
     starts = [_earliest(network), _latest(network)]
-    found = min((_improved(network, phases) for phases in starts), key=network.cost)
+    found = min((_improve(network, phases) for phases in starts), key=network.cost)
     if len(network.blocks) <= EXACT_BLOCKS:
         found = _exact(network, found, max(*found, EXACT_PHASES - 1))
     return _parts(network, found)
@@ -129,16 +129,16 @@ def partition(network: PartitionGraph) -> tuple[Part, ...]:
 
 def _parts(network: PartitionGraph, phases: Sequence[int]) -> tuple[Part, ...]:
     """Blocks by phase; on the host each connected component is a region."""
-    phases = _joined(phases)
+    phases = _join_phases(phases)
     parts: list[Part] = []
     for phase in sorted(set(phases)):
         members = [at for at, each in enumerate(phases) if each == phase]
-        groups = _connected(network, members) if phase % 2 else [members]
+        groups = _components(network, members) if phase % 2 else [members]
         parts += [Part(phase % 2 == 0, tuple(network.blocks[at].name for at in group)) for group in groups]
     return tuple(parts)
 
 
-def _joined(phases: Sequence[int]) -> list[int]:
+def _join_phases(phases: Sequence[int]) -> list[int]:
     """The phases, with the same for all that follow each other on the host without the NPU in between."""
     first: dict[int, int] = {}
     last = None
@@ -148,7 +148,7 @@ def _joined(phases: Sequence[int]) -> list[int]:
     return [first[phase] for phase in phases]
 
 
-def _connected(network: PartitionGraph, members: Sequence[int]) -> list[list[int]]:
+def _components(network: PartitionGraph, members: Sequence[int]) -> list[list[int]]:
     """The connected components of blocks, each in order."""
     import networkx as nx
 
@@ -212,7 +212,7 @@ def _may(block: PartitionNode, phase: int) -> bool:
     return block.on_npu if phase % 2 == 0 else not (block.on_npu and block.macs)
 
 
-def _improved(network: PartitionGraph, start: list[int]) -> list[int]:
+def _improve(network: PartitionGraph, start: list[int]) -> list[int]:
     """Phases after all moves that reduce the cost."""
     phases, members = list(start), Counter(start)
     for _ in range(ROUNDS):
@@ -235,7 +235,7 @@ def _moves(network: PartitionGraph, phases: list[int]) -> Iterator[tuple[list[in
                 yield moved, target
     for phase in sorted(set(phases)):
         members = [at for at, each in enumerate(phases) if each == phase]
-        for group in _connected(network, members):
+        for group in _components(network, members):
             for target in (phase - 2, phase + 2, phase - 1, phase + 1):
                 if 0 <= target <= last and _fits(network, phases, group, target):
                     yield group, target
@@ -271,7 +271,7 @@ def _gain(
     network: PartitionGraph, phases: list[int], members: Counter[int], moved: Sequence[int], target: int
 ) -> bool:
     """Moves the blocks if that reduces the cost; whether it does. members: the number of blocks of each phase."""
-    touched = network.touched(moved)
+    touched = network.tensors_of(moved)
     before, left = _local(network, phases, touched, moved), [phases[at] for at in moved]
     gone = Counter(left)
     for at in moved:

@@ -12,7 +12,7 @@ import onnx
 from npuc.conditions.values import mask_problems, nan_problems
 from npuc.errors import AMBIGUOUS, NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import bound_values
-from npuc.frontend.frames import framed
+from npuc.frontend.frames import add_frames
 from npuc.frontend.importing import import_nodes
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frontend.reading import read_model
@@ -23,7 +23,7 @@ from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Pass, Step, recorder, run_passes
 from npuc.regions import graphs as parts_of
 from npuc.regions import partition
-from npuc.regions.rebatching import rebatched
+from npuc.regions.rebatching import rebatch
 from npuc.target import Options, Request, Shapes, Target, matches
 from npuc.text.escaping import Names
 from npuc.text.terminal import closest
@@ -80,37 +80,37 @@ def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
     return (*(each for name, each in shared.items() if name not in target.left_out), *target.passes(options))
 
 
-def planned(request: Request) -> ModelPlan:
+def plan_model(request: Request) -> ModelPlan:
     """The plan of a model, of which no part was offered to the target yet.
 
     Raises NpucError for a machine that does not exist, and for what the host cannot run either.
     """
     request.target.machine_values(request.options.machine)
     target, options = request.target, request.options
-    network = imported(request.model, options, request.shapes, host=not options.strict)
+    network = import_network(request.model, options, request.shapes, host=not options.strict)
     fatal = [node.problem for node in network.nodes if node.problem is not None and node.problem.code in FATAL]
     if fatal:
         raise NpucError.of(each.on(target.name) for each in fatal)
     network = with_constant_outputs(network)
     _expect_layers(network, options)
-    denied = refused(network, target, options)
+    denied = refused_nodes(network, target, options)
     causes = [each.on(target.name) for each in network.problems]
     causes += [each for name, each in denied.items() if network.by_name[name].problem is None]
     return ModelPlan(network, request, denied, causes)
 
 
-def imported(model: Path, options: Options, shapes: Shapes, *, host: bool = True) -> ImportedModel:
+def import_network(model: Path, options: Options, shapes: Shapes, *, host: bool = True) -> ImportedModel:
     """The nodes of a model file. Raises ModelError as `import_nodes` and `bound_values`.
 
     host: whether the host may run nodes.
     """
     proto = read_model(model, whole=False)
     values = bound_values(proto, options.bind)
-    proto = rebatched(proto, shapes, options.input, model.parent)
+    proto = rebatch(proto, shapes, options.input, model.parent)
     shapes = {
         name: each for name, each in shapes.items() if all(name != d.input for d in options.input if d.fused)
     }
-    return import_nodes(framed(proto, options.input), model.parent, shapes, values, host=host)
+    return import_nodes(add_frames(proto, options.input), model.parent, shapes, values, host=host)
 
 
 def with_constant_outputs(network: ImportedModel) -> ImportedModel:
@@ -130,9 +130,9 @@ def with_constant_outputs(network: ImportedModel) -> ImportedModel:
         source = written.get(name, "")
         problem = Problem("E202", reason, source or None, "Constant", name, remedy=remedy)
         given.append(ImportedNode(label, proto, (), problem, source))
-    nodes = (*(node.renamed(own) for node in network.nodes), *given)
+    nodes = (*(node.rename(own) for node in network.nodes), *given)
     types = {**network.types, **{constant: network.types[name] for name, constant in own.items()}}
-    return replace(network, nodes=nodes, constants=constants, types=types, reserved=names.taken())
+    return replace(network, nodes=nodes, constants=constants, types=types, reserved=names.all_names())
 
 
 def _expect_layers(network: ImportedModel, options: Options) -> None:
@@ -144,7 +144,7 @@ def _expect_layers(network: ImportedModel, options: Options) -> None:
             raise ModelError("E109", reason, remedy="name a node of the model; * stands for any letters")
 
 
-def refused(network: ImportedModel, target: Target, options: Options) -> dict[str, Problem]:
+def refused_nodes(network: ImportedModel, target: Target, options: Options) -> dict[str, Problem]:
     """The nodes that the target cannot run or must not, and why.
 
     A --deny of a node that was folded away has no effect: nothing is left to run. Raises ModelError (E109) for a
@@ -164,13 +164,13 @@ def refused(network: ImportedModel, target: Target, options: Options) -> dict[st
         whole = target.left_whole(node.op, network.types.get(next(iter(node.proto.input), "")), options)
         if whole is not None:
             found.setdefault(node.name, replace(whole, node=node.source, op=node.op))
-    ranked = _ranked(network) if options.precision == "int8" and not options.strict else ()
-    for name, problem in (*_beyond(network, options.precision), *_tested(network), *ranked):
+    ranked = _score_sigmoids(network) if options.precision == "int8" and not options.strict else ()
+    for name, problem in (*_beyond(network, options.precision), *_tested_softmax(network), *ranked):
         found.setdefault(name, problem)
     return found
 
 
-def _ranked(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
+def _score_sigmoids(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
     """The Sigmoid nodes of a detector's scores: results that leave the network, only moved, beside others.
 
     In 8 bits the highest scores become equal, and the suppression of double detections keeps any of them; the
@@ -199,7 +199,7 @@ def _moves(node: ImportedNode) -> bool:
     return bool(node.nodes) and all(each.op in ONNX_MOVEMENT for each in node.nodes)
 
 
-def _tested(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
+def _tested_softmax(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
     """The Softmax nodes whose results are tested for NaN: of -inf only, a machine's Softmax may give numbers."""
     for node in network.nodes:
         made = network.producers.get(node.proto.input[0]) if node.op == "IsNaN" else None
@@ -229,15 +229,15 @@ def _wrong_here(nodes: Sequence[Node], constants: Mapping[str, Array], precision
     return [*mask_problems(nodes, constants, precision), *nan_problems(nodes, constants, precision)]
 
 
-def partitioned(plan: ModelPlan) -> tuple[partition.Part, ...]:
+def divide(plan: ModelPlan) -> tuple[partition.Part, ...]:
     """The parts, in order."""
     denied = frozenset(plan.denied)
     if denied not in plan.divided:
         plan.divided[denied] = partition.partition(parts_of.blocks(plan.network, plan.denied))
-    return _needed(plan.network, plan.divided[denied])
+    return _drop_unread(plan.network, plan.divided[denied])
 
 
-def _needed(network: ImportedModel, parts: Sequence[partition.Part]) -> tuple[partition.Part, ...]:
+def _drop_unread(network: ImportedModel, parts: Sequence[partition.Part]) -> tuple[partition.Part, ...]:
     """The parts without nodes that nothing reads: on the NPU, a node may read other tensors than on the host."""
     read, found = set(network.outputs), list[partition.Part]()
     for part in reversed(parts):
@@ -263,18 +263,18 @@ def deny(plan: ModelPlan, names: Sequence[str], problem: Problem) -> None:
         plan.denied.setdefault(name, replace(problem, node=node.source or None, op=node.op))
 
 
-def settled(plan: ModelPlan) -> tuple[partition.Part, ...]:
+def settle(plan: ModelPlan) -> tuple[partition.Part, ...]:
     """Parts that the target accepts, as far as it can tell without samples."""
     for _ in range(ROUNDS):
-        parts = partitioned(plan)
+        parts = divide(plan)
         outside = read_outside(plan.network, parts)
         refusing = [part for part in parts if part.on_npu and _refuses(plan, outside, part)]
         if not refusing:
             return parts
-    for part in partitioned(plan):
+    for part in divide(plan):
         if part.on_npu:
             deny(plan, part.blocks, Problem("E202", "the target refuses part after part"))
-    return partitioned(plan)
+    return divide(plan)
 
 
 def _refuses(plan: ModelPlan, outside: AbstractSet[str], part: partition.Part) -> bool:
@@ -283,7 +283,7 @@ def _refuses(plan: ModelPlan, outside: AbstractSet[str], part: partition.Part) -
     if key in plan.accepted:
         return False
     try:
-        graph, _ = optimised(plan, outside, part)
+        graph, _ = optimise(plan, outside, part)
         found = plan.target.problems(graph, plan.options)
         if found:
             raise NpucError.of(found)
@@ -302,7 +302,7 @@ def expect_on_target(plan: ModelPlan, parts: Sequence[partition.Part]) -> None:
         raise UnsupportedOperator("E202", "nothing is left to compute: the outputs are inputs of the model")
 
 
-def absorbed(node: ImportedNode) -> Problem:
+def explain_absorbed(node: ImportedNode) -> Problem:
     """Why a node runs on the host that the target does not refuse."""
     reason = "it lies among nodes of the host: on the NPU it would only add transfers"
     return Problem(NEEDLESS, reason, node.source or None, node.op)
@@ -324,7 +324,7 @@ def deny_refused(
     graphs += [after for _, _, after in steps]
     before = len(plan.denied)
     for problem in error.problems:
-        concerned = [name for name in blamed(plan.network, graphs, problem) if name in part.blocks]
+        concerned = [name for name in blame(plan.network, graphs, problem) if name in part.blocks]
         own = {plan.network.by_name[name].source for name in concerned}
         plan.causes.append(replace(problem, node=next(iter(own))) if len(own) == 1 else problem)
         deny(plan, concerned, problem)
@@ -332,7 +332,7 @@ def deny_refused(
         deny(plan, part.blocks, error.problems[0])
 
 
-def blamed(network: ImportedModel, graphs: Sequence[Graph], problem: Problem) -> list[str]:
+def blame(network: ImportedModel, graphs: Sequence[Graph], problem: Problem) -> list[str]:
     """The nodes concerned by a target's problem. graphs: those in which its node may be."""
     made_of = (_made_of(network, graph, problem) for graph in graphs)
     found = next(filter(None, made_of), None) or [
@@ -367,7 +367,7 @@ def _became(network: ImportedModel, source: str, node: Node) -> Sequence[Importe
     return own or found
 
 
-def optimised(plan: ModelPlan, outside: AbstractSet[str], part: partition.Part) -> Made:
+def optimise(plan: ModelPlan, outside: AbstractSet[str], part: partition.Part) -> Made:
     """The graph of a part after all passes, and their changes.
 
     Raises UnsupportedOperator (E202) if an output of the part depends on no input.

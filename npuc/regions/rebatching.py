@@ -28,7 +28,7 @@ NEAR = 1e-3
 """How far rounding may move a float, relative to the largest of its tensor: kernels may depend on the batch."""
 
 
-def rebatched(
+def rebatch(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], images: Sequence[Description], folder: Path
 ) -> onnx.ModelProto:
     """The model with the batch that shapes give its inputs; the same where none asks for more than the file's 1.
@@ -37,7 +37,7 @@ def rebatched(
     does not keep samples apart.
     """
     shapes = {**shapes, **{each.input: each.shape for each in images}}
-    batch = _asked(model.graph, shapes)
+    batch = _find_batch(model.graph, shapes)
     if batch == 1:
         return model
     before = onnx.ModelProto()
@@ -58,7 +58,7 @@ def _inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [each for each in graph.input if each.name not in constants]
 
 
-def _asked(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> int:
+def _find_batch(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> int:
     """The batch in the place of a fixed 1, the same for all inputs; 1 if that is not what the shapes ask for."""
     batches: set[int] = set()
     for each in _inputs(graph):

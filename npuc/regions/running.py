@@ -39,7 +39,7 @@ class HostRegion:
         self.step = step
         if step.path not in program.files:
             raise ArtefactError("E502", f"'{step.path}' is missing")
-        self.session = _opened(program.files[step.path], step)
+        self.session = _open_region(program.files[step.path], step)
 
     def __call__(self, values: dict[str, Values]) -> dict[str, Values]:
         """The outputs, sample by sample. Raises ArtefactError (E502) if onnxruntime cannot compute them."""
@@ -54,9 +54,9 @@ class HostRegion:
                 count = len(next(iter(values.values()))) if values else 1
                 found = [self.session.run(list(self.step.outputs), {})] * count
         except KeyError as error:
-            raise _damaged(self.step, f"no step before it gives {error}") from None
+            raise _damage_error(self.step, f"no step before it gives {error}") from None
         except NpucError as error:
-            raise _refused(self.step, error, DATA) from None
+            raise _region_error(self.step, error, DATA) from None
         return {name: [each[at] for each in found] for at, name in enumerate(self.step.outputs)}
 
 
@@ -65,26 +65,26 @@ def _bytes(value: Any) -> int:
     return sum(map(_bytes, value)) if isinstance(value, list | tuple) else getattr(value, "nbytes", 0)
 
 
-def _opened(data: bytes, step: ProgramPart) -> Any:
+def _open_region(data: bytes, step: ProgramPart) -> Any:
     """A session of a region's model, which must not refer to files outside the artefact."""
     from onnx.external_data_helper import uses_external_data
 
     model = host_model(step.path, data)
     if model.functions:
-        raise _damaged(step, "it has functions of its own")
+        raise _damage_error(step, "it has functions of its own")
     if any(uses_external_data(tensor) for tensor in _tensors(model.graph)):
-        raise _damaged(step, "it names files outside the artefact")
+        raise _damage_error(step, "it names files outside the artefact")
     try:
         found = session(model, confined=True)
     except NpucError as error:
         if step.custom and error.problems[0].code not in LIMITS:
             reason = f"'{step.path}' has operators that onnxruntime lacks: {', '.join(step.custom)}"
             raise ArtefactError("E507", reason, remedy=REMEDY) from None
-        raise _refused(step, error) from None
+        raise _region_error(step, error) from None
     taken = {each.name for each in found.get_inputs()}
     given = {each.name for each in found.get_outputs()}
     if taken != {*step.inputs} or not {*step.outputs} <= given:
-        raise _damaged(step, "its inputs and outputs are not those of the manifest")
+        raise _damage_error(step, "its inputs and outputs are not those of the manifest")
     return found
 
 
@@ -103,17 +103,17 @@ def _tensors(graph: Any) -> Sequence[Any]:
 DATA = "give samples that the model can process, with indices in range for instance; otherwise compile it again"
 
 
-def _refused(step: ProgramPart, error: NpucError, remedy: str | None = None) -> ArtefactError:
+def _region_error(step: ProgramPart, error: NpucError, remedy: str | None = None) -> ArtefactError:
     """The error for a region, or its node, that onnxruntime refuses (E502), or that exceeds a limit (E509)."""
     (problem,) = error.problems
     if problem.code not in LIMITS and problem.node:
         return ArtefactError("E502", problem.reason, node=problem.node, op=problem.op, remedy=remedy)
     if problem.code not in LIMITS:
-        return _damaged(step, problem.reason, remedy)
+        return _damage_error(step, problem.reason, remedy)
     return ArtefactError("E509", f"'{step.path}': {problem.reason}", limit=problem.limit, remedy=problem.remedy)
 
 
-def _damaged(step: ProgramPart, reason: str, remedy: str | None = None) -> ArtefactError:
+def _damage_error(step: ProgramPart, reason: str, remedy: str | None = None) -> ArtefactError:
     return ArtefactError("E502", f"'{step.path}': {reason}", remedy=remedy)
 
 
@@ -126,14 +126,14 @@ class RunningPart:
 
     def __call__(self, values: dict[str, Values], observe: Observer | None) -> tuple[dict[str, Array], ...]:
         """Inputs and outputs, (samples, *shape)."""
-        feeds = {port.name: self._fed(port, values) for port in self.program.inputs}
+        feeds = {port.name: self._feed(port, values) for port in self.program.inputs}
         return feeds, self.run(feeds, observe)
 
-    def _fed(self, port: Port, values: dict[str, Values]) -> Array:
+    def _feed(self, port: Port, values: dict[str, Values]) -> Array:
         """An input for all samples. Raises ArtefactError (E502) if the host's result has another shape or type."""
         given = values.get(port.name)
         if given is None:
-            raise _damaged(self.step, f"no step before it gives '{port.name}'")
+            raise _damage_error(self.step, f"no step before it gives '{port.name}'")
         for each in given:
             if np.shape(each) != port.shape or getattr(each, "dtype", None) != np.dtype(port.dtype):
                 found = f"{getattr(each, 'dtype', type(each).__name__)} {list(np.shape(each))}"
@@ -172,14 +172,14 @@ class CompositeRunner:
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape); tensors within parts are named part_K/TENSOR."""
 
-        def shown(number: int, _fed: Mapping[str, Array], seen: Mapping[str, Array], _out: object) -> None:
+        def show(number: int, _fed: Mapping[str, Array], seen: Mapping[str, Array], _out: object) -> None:
             if observe is not None:
                 for name, values in seen.items():
                     observe(within(number, name), values)
 
-        return self.watched(feeds, None if observe is None else shown)
+        return self.run_parts(feeds, None if observe is None else show)
 
-    def watched(self, feeds: Mapping[str, Array], watch: PartObserver | None) -> dict[str, Array]:
+    def run_parts(self, feeds: Mapping[str, Array], watch: PartObserver | None) -> dict[str, Array]:
         """Runs the program and reports the inputs and outputs of every part."""
         values = {name: _each(rows) for name, rows in feeds.items()}
         number = 0
@@ -197,7 +197,7 @@ class CompositeRunner:
         missing = [port.name for port in self.outputs if results[port.name] not in values]
         if missing:
             raise ungiven(missing[0])
-        return {port.name: stacked(values[results[port.name]]) for port in self.outputs}
+        return {port.name: stack_samples(values[results[port.name]]) for port in self.outputs}
 
     @property
     def cycles(self) -> int | None:
@@ -224,7 +224,7 @@ def within(number: int, tensor: str) -> str:
     return f"part_{number}/{tensor}"
 
 
-def stacked(values: Values) -> Array:
+def stack_samples(values: Values) -> Array:
     """All samples as one array; an object array if they do not share a shape."""
     arrays = [each for each in values if isinstance(each, np.ndarray | np.generic)]
     if len(arrays) == len(values) and len({(each.shape, each.dtype) for each in arrays}) == 1:

@@ -23,7 +23,7 @@ from npuc.program import MANIFEST, SHARED, VARIANTS, ModifiedArtefact, Port, Pro
 from npuc.samples import loading as data
 from npuc.samples.sources import files_of
 from npuc.storage.mapped import Content, Files, contents_of
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damage_error, read
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -73,11 +73,11 @@ def variants_of(manifest: Mapping[str, Any]) -> tuple[Variant, ...]:
     found = read(tuple[Variant, ...], manifest[VARIANTS], VARIANTS)
     for number, each in enumerate(found):
         if each.path != f"{VARIANTS}/{number}":
-            raise damaged(f"{VARIANTS}[{number}].path is {each.path!r}", f"{VARIANTS}/{number}")
+            raise damage_error(f"{VARIANTS}[{number}].path is {each.path!r}", f"{VARIANTS}/{number}")
     return found
 
 
-def chosen(directory: Path, files: Sequence[Path], *, allow_modified: bool = False) -> Path:
+def choose_variant(directory: Path, files: Sequence[Path], *, allow_modified: bool = False) -> Path:
     """The artefact that accepts the data: the directory, or the folder of one of several variants.
 
     Raises ArtefactError (E501, E502) as `program.load` does, (E508) if there is no data to choose by, and
@@ -89,7 +89,7 @@ def chosen(directory: Path, files: Sequence[Path], *, allow_modified: bool = Fal
     if not found:
         return directory
     if not files:
-        raise undecided(directory, found)
+        raise choice_error(directory, found)
     refusal: NpucError | None = None
     for each in found:
         try:
@@ -106,7 +106,7 @@ def chosen(directory: Path, files: Sequence[Path], *, allow_modified: bool = Fal
     raise DataError("E402", f"no variant takes the data: {problem.reason}", tensor=problem.tensor, limit=limit)
 
 
-def undecided(directory: Path, found: Sequence[Variant]) -> ArtefactError:
+def choice_error(directory: Path, found: Sequence[Variant]) -> ArtefactError:
     """The error (E508) for a command that takes one program but was given several."""
     reason = f"'{directory}' holds {len(found)} variants, and this takes one program"
     remedy = f"name the folder of one: {directory / found[0].path}"

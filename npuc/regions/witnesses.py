@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.frontend import import_model
-from npuc.frontend.reading import parsed
+from npuc.frontend.reading import parse_model
 from npuc.ir import Array, Graph
 from npuc.onnx_files.external_data import without_weights
 from npuc.onnx_files.standby import EVALUATOR, INTERPRETER, Evaluated, Interpreted, Standby, whole
 from npuc.reference import NO_WEIGHTS, session
-from npuc.system.confinement import Unconfined, isolated
+from npuc.system.confinement import Unconfined, isolate
 
 if TYPE_CHECKING:
     import onnx
@@ -31,11 +31,11 @@ def file_session(path: Path, *, few_runs: bool = False) -> Standby:
     """The same of a file, which onnxruntime reads itself."""
 
     def read(kind: Callable[..., Any]) -> Any:
-        return kind(*without_weights(parsed(path, whole=False), path.parent))
+        return kind(*without_weights(parse_model(path, whole=False), path.parent))
 
     return Standby(
         lambda: session(path, few_runs=few_runs, confined=True),
-        {name: partial(isolated, partial(read, kind)) for name, kind in KINDS.items()},
+        {name: partial(isolate, partial(read, kind)) for name, kind in KINDS.items()},
     )
 
 
@@ -47,7 +47,7 @@ def standing(
     few_runs: bool = False,
 ) -> Standby:
     """A session as `session` opens it, in whose place onnx's evaluator steps, and then npuc's interpreter."""
-    place = isolated if confined else Unconfined
+    place = isolate if confined else Unconfined
     return Standby(
         lambda: session(model, weights, few_runs=few_runs, confined=confined),
         {name: partial(place, partial(kind, model, weights)) for name, kind in KINDS.items()},

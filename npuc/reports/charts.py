@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npuc.ir import Array
-from npuc.reports.svg import Bands, PlotScale, horizontal_axis, picture, tag, text, titled, vertical_axis
+from npuc.reports.svg import Bands, PlotScale, horizontal_axis, picture, tag, text, vertical_axis, with_title
 from npuc.text.terminal import count, short
 from npuc.view import BufferUse, Timeline
 
@@ -47,7 +47,7 @@ def engines(timeline: Timeline, names: Sequence[str]) -> str:
             name = short(each.label if each.layer is None else names[each.layer], NAME)
             fits = LETTER * len(name) + 8 < width  # the page's script writes names anew, also cut ones
             label = text(name, x=scale.at(each.start) + 4, y=top + 14, class_="inside") if fits else ""
-            parts.append(titled(bar + label, hint, data_layer=each.layer, data_name=name))
+            parts.append(with_title(bar + label, hint, data_layer=each.layer, data_name=name))
     return picture(WIDTH, bottom + 34, "Timeline of the engines", parts)
 
 
@@ -68,7 +68,7 @@ def memory(
     bank = timeline.banks.get(name, 0)
     for edge in range(bank, capacity, bank) if bank and isinstance(up, PlotScale) else ():
         line = tag("line", x1=LEFT, x2=WIDTH - 20, y1=up.at(edge), y2=up.at(edge), class_="bank")
-        parts.append(titled(line, f"a bank begins at byte {count(edge)}"))
+        parts.append(with_title(line, f"a bank begins at byte {count(edge)}"))
     parts += [
         _buffer(each, across, up, number, _layer(each, layers), names.get(each.label, each.label))
         for number, each in enumerate(found)
@@ -103,13 +103,13 @@ def _buffer(
     last = each.address + each.size - 1
     where = f"bytes {count(each.address)} to {count(last)}, cycles {count(each.start)} to {count(each.end)}"
     name = short(called, NAME) if height > 12 else None
-    drawn = titled(bar, f"{each.label}\n{where}", data_layer=layer, data_name=name)
+    drawn = with_title(bar, f"{each.label}\n{where}", data_layer=layer, data_name=name)
     if each.used is None:
         return drawn
     begun = across.at(each.used)
     late = tag("rect", x=begun, y=top, width=left + width - begun, height=height, class_="late")
     hint = f"{each.label}\nlast used in cycle {count(each.used)}, freed {count(each.end - each.used)} cycles later"
-    return drawn + titled(late, hint, data_layer=layer)
+    return drawn + with_title(late, hint, data_layer=layer)
 
 
 def roofline(layers: Sequence[Layer], names: Sequence[str], peak: float, bandwidth: float) -> str:
@@ -143,7 +143,7 @@ def roofline(layers: Sequence[Layer], names: Sequence[str], peak: float, bandwid
         radius = _radius(layer, longest)
         dot = tag("circle", cx=across.at(x), cy=up.at(y), r=radius, class_="dot series0")
         parts.append(
-            titled(
+            with_title(
                 dot,
                 f"{layer['name']}\n{x:.1f} MACs a byte, {y:.2f} MACs a cycle\n{count(layer['cycles'])} cycles",
                 data_layer=number,
@@ -198,4 +198,4 @@ def histogram(values: Array, zero_point: int) -> str:
             height = 2 + 36 * log10(1 + number) / log10(1 + most)
             kind = "limit" if limits[at] else "series0"
             parts.append(tag("rect", x=at, y=40 - height, width=1, height=height, class_=kind))
-    return picture(256, 42, "Histogram of an int8 tensor", [titled("".join(parts), "-128 to 127")])
+    return picture(256, 42, "Histogram of an int8 tensor", [with_title("".join(parts), "-128 to 127")])

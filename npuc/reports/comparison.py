@@ -30,7 +30,7 @@ from npuc.system.cluster import on_cluster
 from npuc.target import Options, Request, Shapes
 from npuc.text.terminal import SILENT, Progress
 from npuc.verification import metrics
-from npuc.verification.equivalence import expected
+from npuc.verification.equivalence import expected_outputs
 
 Report = Mapping[str, Any]
 FIGURES = ("cycles", "utilization", "traffic_bytes", "instructions", "npu_macs_share")
@@ -67,10 +67,10 @@ def compare(
     samples: Samples | None = None
     bar.begin("compiling for every machine", len(candidates))
     for each in candidates:
-        program, row = compiled(subject, each, options)
+        program, row = compile_candidate(subject, each, options)
         if program is not None and subject.data:
             samples = samples or load_samples(subject.data, running.program_inputs(program), images=program.images)
-            exact = exact or expected(subject.model, samples, program.images)
+            exact = exact or expected_outputs(subject.model, samples, program.images)
             row |= _scores(program, samples, exact)
         rows.append(row)
         bar.advance(1)
@@ -87,7 +87,9 @@ def compare(
     }
 
 
-def compiled(subject: ComparedModel, each: Candidate, options: Options) -> tuple[Program | None, dict[str, Any]]:
+def compile_candidate(
+    subject: ComparedModel, each: Candidate, options: Options
+) -> tuple[Program | None, dict[str, Any]]:
     """The program of a candidate and its row, without accuracy; no program if the target refuses.
 
     Raises ModelError and DataError.
@@ -100,7 +102,7 @@ def compiled(subject: ComparedModel, each: Candidate, options: Options) -> tuple
     except (ModelError, DataError):
         raise
     except NpucError as error:
-        return None, _refused(each, error)
+        return None, _refusal_row(each, error)
     program = as_loaded(program)
     return program, _row(program, program.manifest["report"])
 
@@ -124,7 +126,7 @@ def _row(program: Program, report: Report) -> dict[str, Any]:
     }
 
 
-def _refused(each: Candidate, error: NpucError) -> dict[str, Any]:
+def _refusal_row(each: Candidate, error: NpucError) -> dict[str, Any]:
     known = ("precision", *FIGURES, "clock_mhz", "milliseconds", "peak_bytes", "memory", "host_steps")
     problems = [problem.as_json() for problem in error.problems]
     place = {"target": each.target, "machine": each.machine or "default", "status": "refused"}
@@ -228,15 +230,15 @@ def compiled_point(task: GridPoint) -> dict[str, Any]:
 
     A machine that leaves nodes to the host for their form or size is refused: it does not run the model.
     """
-    allowed = budget.limited(task.limits.memory, task.limits.seconds)
+    allowed = budget.set_limits(task.limits.memory, task.limits.seconds)
     with TemporaryDirectory() as folder, allowed, custom_ops(task.libraries):
         path = Path(folder) / "machine.toml"
         path.write_text(as_toml(task.machine), encoding="utf-8")
         candidate = Candidate(task.target, str(path))
-        program, row = compiled(task.subject, candidate, task.options)
+        program, row = compile_candidate(task.subject, candidate, task.options)
         left = () if program is None else [each.problem for each in reasons(account_of(program.manifest))]
         if problems := [each for each in left if each.code.startswith("E")]:
-            row = _refused(candidate, NpucError.of(problems))
+            row = _refusal_row(candidate, NpucError.of(problems))
     return {**row, "machine": task.machine["name"], "parameters": dict(task.parameters)}
 
 

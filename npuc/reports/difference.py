@@ -31,7 +31,7 @@ def difference(first: tuple[Program, Target], second: tuple[Program, Target]) ->
     before, after = dict(_numbers(a)), dict(_numbers(b))
     totals = {key: [before.get(key), after.get(key)] for key in dict.fromkeys([*before, *after])}
     listings = [_instructions(target.listing(program)) for program, target in (first, second)]
-    groups = [_group(pair, listings) for pair in aligned(a["layers"], b["layers"])]
+    groups = [_group(pair, listings) for pair in align(a["layers"], b["layers"])]
     changed = [group for group in groups if group["changed"] or group["removed"] or group["added"]]
     return {
         "status": "ok",
@@ -59,7 +59,7 @@ def _numbers(report: Report, within: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{within}{key}", value
 
 
-def aligned(a: Sequence[Report], b: Sequence[Report]) -> list[tuple[list[Report], list[Report]]]:
+def align(a: Sequence[Report], b: Sequence[Report]) -> list[tuple[list[Report], list[Report]]]:
     """Layers of both programs in groups with common ONNX nodes, in the first program's order."""
     return sharing((a, b), lambda layer: layer["nodes"] or [f"layer {layer['name']}"])
 

@@ -10,11 +10,11 @@ from npuc import __version__
 from npuc.account import account_of, short_names
 from npuc.frozen import frozen
 from npuc.program import Program
-from npuc.reports.difference import aligned, changes_line
+from npuc.reports.difference import align, changes_line
 from npuc.reports.drawing import Box, boxes_of, drawing
 from npuc.reports.layers import figure_text, layers_of
-from npuc.reports.svg import rendered
-from npuc.text.escaping import Shown, html_json, shown
+from npuc.reports.svg import render
+from npuc.text.escaping import Shown, escape_report, html_json
 from npuc.text.terminal import count, short
 
 Report = Mapping[str, Any]
@@ -36,7 +36,7 @@ def difference_page(first: Side, second: Side, report: Report) -> str:
     from markupsafe import Markup
 
     sides = first, second
-    groups = list(aligned(*(side.program.report["layers"] for side in sides)))
+    groups = list(align(*(side.program.report["layers"] for side in sides)))
     names = short_names(layer["name"] for side in sides for layer in side.program.report["layers"])
     changed = {_key(each["layers"]): each for each in report["layers"]}
     keys = [_key([[layer["name"] for layer in layers] for layers in pair]) for pair in groups]
@@ -49,14 +49,16 @@ def difference_page(first: Side, second: Side, report: Report) -> str:
         "same": report["same"],
         "totals": [_total(key, *values) for key, values in report["totals"].items()],
         "outputs": report.get("outputs", ()),
-        "networks": [(side.name, Markup(_drawn(side, at, groups, shades))) for at, side in enumerate(sides)],
+        "networks": [(side.name, Markup(_draw_side(side, at, groups, shades))) for at, side in enumerate(sides)],
         "shades": [(key, name) for key, name in SHADES.items() if any(each.get(key) for each in shades)],
         "rows": rows,
-        "data": Markup(html_json(shown({"layers": [{"name": _named(key), "nodes": []} for key in keys]}))),
+        "data": Markup(
+            html_json(escape_report({"layers": [{"name": _group_name(key), "nodes": []} for key in keys]}))
+        ),
         "unchanged": count(report["unchanged_layers"]),
         "footer": f"npuc {__version__}; layers stand beside one another where they share nodes of the model.",
     }
-    return rendered("difference.html", found)
+    return render("difference.html", found)
 
 
 def _about(program: Program) -> str:
@@ -93,7 +95,7 @@ def _sum(layers: Sequence[Report], key: str) -> int:
     return sum(layer.get(key) or 0 for layer in layers)
 
 
-def _drawn(side: Side, at: int, groups: Sequence[Pair], shades: Sequence[Mapping[str, float]]) -> str:
+def _draw_side(side: Side, at: int, groups: Sequence[Pair], shades: Sequence[Mapping[str, float]]) -> str:
     """The network of one side; boxes carry the number of their group, so that a click selects it on both sides."""
     layers = list(layers_of(side.program.report))
     group_of = {layer["name"]: number for number, pair in enumerate(groups) for layer in pair[at]}
@@ -109,7 +111,7 @@ def _key(layers: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, layers))
 
 
-def _named(key: Sequence[Sequence[str]]) -> str:
+def _group_name(key: Sequence[Sequence[str]]) -> str:
     """A group in a link: its layers' names, the first program's if it has any."""
     return " + ".join(key[0] or key[1])
 

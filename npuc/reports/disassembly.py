@@ -88,10 +88,10 @@ class Disassembly:
             return [Printed("instruction", terminal(entry["text"])) for entry in self.entries]
         shown = _Names(self)
         columns = _Columns.of(self.entries, shown)
-        printed = list(chain.from_iterable(_placed(self, shown, columns)))
+        printed = list(chain.from_iterable(_place(self, shown, columns)))
         if width is None or width < NARROWEST:
             return printed
-        return [Printed(each.kind, piece) for each in printed for piece in _broken(each, width)]
+        return [Printed(each.kind, piece) for each in printed for piece in _break(each, width)]
 
 
 class _Names:
@@ -129,7 +129,7 @@ class _Columns:
             max(len(_split(entry)[0]) for entry in entries),
         )
 
-    def printed(self, entry: Report, note: Line) -> Printed:
+    def render(self, entry: Report, note: Line) -> Printed:
         word = f"  {_word(entry):<{self.word}}" if self.word else ""
         before = f"{entry['index']:>{self.index}}:{word}  "
         mnemonic, fields = _split(entry)
@@ -153,7 +153,7 @@ def _split(entry: Report) -> tuple[str, str]:
     return (name, fields) if "=" in fields.partition(" ")[0] or name == text else ("", text)
 
 
-def _placed(disassembly: Disassembly, shown: _Names, columns: _Columns) -> Iterator[Iterator[Printed]]:
+def _place(disassembly: Disassembly, shown: _Names, columns: _Columns) -> Iterator[Iterator[Printed]]:
     """Headings and instructions in order."""
     notes = {each.start: each.lines[0] for each in disassembly.headings if each.kind == "note"}
     above = dict.fromkeys(each for each in disassembly.headings if each.kind != "note")
@@ -163,7 +163,7 @@ def _placed(disassembly: Disassembly, shown: _Names, columns: _Columns) -> Itera
         while heading is not None and heading.start <= entry["index"]:
             yield _heading(heading, shown)
             heading = next(waiting, None)
-        yield iter((columns.printed(entry, notes.get(entry["index"], ())),))
+        yield iter((columns.render(entry, notes.get(entry["index"], ())),))
     while heading is not None:
         yield _heading(heading, shown)
         heading = next(waiting, None)
@@ -176,7 +176,7 @@ def _heading(heading: Heading, shown: _Names) -> Iterator[Printed]:
         yield Printed(heading.kind, f"; {indent}{shown.line(line)}")
 
 
-def _broken(line: Printed, width: int) -> list[str]:
+def _break(line: Printed, width: int) -> list[str]:
     """The line in pieces that fit: comments continue as comments, bare fields continue the instruction above."""
     if len(line.text) <= width:
         return [line.text]

@@ -15,7 +15,7 @@ from typing import Any
 from npuc.account import BORDER, FOLDED, HOST, NPU, SPLIT, Entry, fate
 from npuc.frozen import frozen
 from npuc.ir import Node, topological
-from npuc.reports.svg import picture, tag, text, titled
+from npuc.reports.svg import picture, tag, text, with_title
 from npuc.text.escaping import Shown
 from npuc.text.terminal import count, short
 
@@ -173,7 +173,7 @@ def _outline(name: str, corners: Sequence[tuple[float, float]]) -> str:
     left, top = min(x for x, _ in corners) - OUTLINE, min(y for _, y in corners) - OUTLINE
     width = max(x for x, _ in corners) + BOX_WIDTH + OUTLINE - left
     height = max(y for _, y in corners) + BOX_HEIGHT + OUTLINE - top
-    return titled(tag("rect", x=left, y=top, width=width, height=height, rx=8, class_="region"), name)
+    return with_title(tag("rect", x=left, y=top, width=width, height=height, rx=8, class_="region"), name)
 
 
 def _edge(above: tuple[float, float], passed: Sequence[tuple[float, float]], below: tuple[float, float]) -> str:
@@ -204,7 +204,9 @@ def _box(box: Box, x: float, y: float) -> str:
     if box.layer is not None:
         parts.append(text("+", x=x + BOX_WIDTH - 12, y=y + 13, class_="fold"))
     focus = 0
-    return titled("".join(parts), box.hint, class_="box", data_layer=box.layer, data_node=box.name, tabindex=focus)
+    return with_title(
+        "".join(parts), box.hint, class_="box", data_layer=box.layer, data_node=box.name, tabindex=focus
+    )
 
 
 Report = Mapping[str, Any]
@@ -231,14 +233,14 @@ def boxes_of(entries: Sequence[Entry], layers: Sequence[Report]) -> list[Box]:
         own |= {"cycles": each.cycles / most} if most else {}
         reads = tuple(makers[name] for name in each.reads if name in makers)
         layer = each.layers[0] if each.layers else None
-        hint = "\n".join(told(each, layers))
+        hint = "\n".join(describe(each, layers))
         found.append(
             Box(each.node, each.op, hint, reads, own | {"place": PLACE.get(each.place, 0)}, layer, _region(each))
         )
     return found
 
 
-def told(entry: Entry, layers: Sequence[Report]) -> Iterator[str]:
+def describe(entry: Entry, layers: Sequence[Report]) -> Iterator[str]:
     """What a node became, line by line: its fate, its layers, its tensors."""
     yield from fate(Shown(asdict(entry)))
     for at in entry.layers:

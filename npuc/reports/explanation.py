@@ -79,13 +79,13 @@ def _host_tensor(entries: Sequence[Entry], writer: Entry, name: str) -> dict[str
     return {
         "tensor": name,
         "path": next(iter(writer.paths), None),
-        "from": _told(writer),
-        "to": [_told(each) for each in readers],
-        "kept_by": [_told(each) for each in _keepers(hosted, [writer, *readers])],
+        "from": _explain(writer),
+        "to": [_explain(each) for each in readers],
+        "kept_by": [_explain(each) for each in _keepers(hosted, [writer, *readers])],
     }
 
 
-def _told(entry: Entry) -> dict[str, Any]:
+def _explain(entry: Entry) -> dict[str, Any]:
     problem = entry.problems[0]
     told = {"code": problem.code, "reason": problem.reason, "remedy": problem.help}
     return {"node": entry.node, "op": entry.op, **told}
@@ -125,11 +125,11 @@ def _tensor(layer: Report, graph: Report, verification: Report | None, *, stored
         "entire": errors.get("entire"),
         "single": errors.get("single"),
         "readers": [each["name"] for each in readers],
-        "kept": _kept(readers, stored=stored),
+        "kept": _storage_reason(readers, stored=stored),
     }
 
 
-def _kept(readers: Sequence[Report], *, stored: bool) -> str:
+def _storage_reason(readers: Sequence[Report], *, stored: bool) -> str:
     """Why a result is stored in memory, or need not be. stored: whether a memory holds it under its own name."""
     lies = ", so it lies in memory" if stored else ""
     windowed = [f"'{each['name']}'" for each in readers if each["op"].endswith(WINDOWED)]

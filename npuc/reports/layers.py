@@ -177,7 +177,7 @@ OF_LAYER = ("op", "cycles", "macs", "bytes", "tile", "weight_form", "bound", "in
 """The layer figures that a node is annotated with: of the last of several layers, or the sum."""
 
 
-def annotated(model: onnx.ModelProto, report: Report, entries: Sequence[Entry]) -> onnx.ModelProto:
+def annotate(model: onnx.ModelProto, report: Report, entries: Sequence[Entry]) -> onnx.ModelProto:
     """A copy of a model whose nodes have metadata: where each runs, and its layer with cycles, bytes, tile, and
     signal to noise in dB if the report's layers have it.
 
@@ -188,7 +188,7 @@ def annotated(model: onnx.ModelProto, report: Report, entries: Sequence[Entry]) 
     found = onnx.ModelProto()
     found.CopyFrom(model)
     found.ir_version = max(found.ir_version, METADATA_IR)
-    known = {entry.node: _told(entry, report) for entry in entries}
+    known = {entry.node: _facts(entry, report) for entry in entries}
     for node, own in zip(found.graph.node, file_nodes(model), strict=True):
         for key, value in known.get(own.key, {}).items():
             node.metadata_props.add(key=f"{PREFIX}{key}", value=value)
@@ -198,7 +198,7 @@ def annotated(model: onnx.ModelProto, report: Report, entries: Sequence[Entry]) 
     return found
 
 
-def _told(entry: Entry, report: Report) -> dict[str, str]:
+def _facts(entry: Entry, report: Report) -> dict[str, str]:
     """The known facts about a node."""
     told = {"place": entry.place}
     if found := [report["layers"][at] for at in entry.layers]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npuc import __version__
-from npuc.account import Entry, account_of, accounted, fate, reasons, short_names
+from npuc.account import Entry, account_of, fate, place_lines, reasons, short_names
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION
@@ -19,10 +19,10 @@ from npuc.program import Program
 from npuc.reports import charts
 from npuc.reports.drawing import SHADES, Box, boxes_of, by_node, drawing
 from npuc.reports.layers import costliest, layer_facts, layers_of
-from npuc.reports.svg import rendered
+from npuc.reports.svg import render
 from npuc.samples.loading import Samples
 from npuc.target import Runner, Target
-from npuc.text.escaping import Shown, html_json, shown
+from npuc.text.escaping import Shown, escape_report, html_json
 from npuc.text.terminal import costs, count, short
 from npuc.view import Timeline
 
@@ -108,17 +108,17 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "pictures": [(name, b64encode(png).decode(), lines) for name, png, lines in evidence.pictures],
         "instructions": list(_instructions(listing[:MOST_LISTED], layers)),
         "left_out": count(len(listing) - MOST_LISTED) if len(listing) > MOST_LISTED else "",
-        "data": Markup(html_json(shown(_data(target, report, entries, layers, timeline, tensors)))),
+        "data": Markup(html_json(escape_report(_data(target, report, entries, layers, timeline, tensors)))),
         "footer": f"npuc {__version__}; every number is of this program and the cycle model of its machine.",
     }
     found["rows"] = [[_cell(layer, each) for each in found["columns"]] for layer in layers]
     found["sections"] = _sections(found)
-    return rendered("report.html", found)
+    return render("report.html", found)
 
 
 def summary(program: Program, target: Target) -> str:
     """The summary alone, as a part of a page; for notebooks."""
-    return rendered("summary.html", _summary(program, target.timeline(program), None))
+    return render("summary.html", _summary(program, target.timeline(program), None))
 
 
 def _summary(program: Program, timeline: Timeline, verification: Report | None) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _summary(program: Program, timeline: Timeline, verification: Report | None) 
     return {
         "figures": _figures(report, timeline, verification),
         "memories": report["memory"],
-        "placed": accounted(entries, [*reasons(entries)], verbose=False),
+        "placed": place_lines(entries, [*reasons(entries)], verbose=False),
         "ranges": str(program.ranges),
         "partitions": parts if len(parts := report.get("partitions", ())) > 1 else (),
         "costliest": [_costly(each, layers[each["layer"]], names) for each in costliest(layers)],

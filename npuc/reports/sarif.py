@@ -41,7 +41,7 @@ def _result(problem: Problem, rule: int, model: Path, level: str) -> dict[str, A
     said = [problem.reason]
     said += [f"Limit: {problem.limit}"] if problem.limit else []
     said += [f"Remedy: {problem.help}"] if problem.help else []
-    names = [each for each in (_named(problem.node, "function"), _named(problem.tensor, "variable")) if each]
+    names = [each for each in (_location(problem.node, "function"), _location(problem.tensor, "variable")) if each]
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": quote(model.as_posix())}}}
     return {
         "ruleId": problem.code,
@@ -53,5 +53,5 @@ def _result(problem: Problem, rule: int, model: Path, level: str) -> dict[str, A
     }
 
 
-def _named(name: str | None, kind: str) -> Mapping[str, str] | None:
+def _location(name: str | None, kind: str) -> Mapping[str, str] | None:
     return {"name": name, "kind": kind} if name else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.account import PLACES, Entry, accounted, fate, named, reasons
+from npuc.account import PLACES, Entry, fate, list_names, place_lines, reasons
 from npuc.program import Ranges
 from npuc.reports.difference import changes_line
 from npuc.reports.layers import figure_text, layer_facts, value_text
@@ -31,7 +31,7 @@ def _an_image(report: Mapping[str, Any]) -> str:
     return "" if each == report["cycles"] else f" ({each:,.0f} an image)"
 
 
-def compiled(report: Shown, entries: Sequence[Entry], directory: Path, *, verbose: bool) -> str:
+def compile_summary(report: Shown, entries: Sequence[Entry], directory: Path, *, verbose: bool) -> str:
     """The summary of `npuc compile`. entries: the account of the model."""
     lines = [
         f"{directory}: {report['target']}, machine {report['machine']}",
@@ -67,7 +67,7 @@ def compiled(report: Shown, entries: Sequence[Entry], directory: Path, *, verbos
     lines += [f"  {_proof(report['proof'])}"] if "proof" in report else []
     origin = str(Ranges(**report.get("ranges", {})))
     lines += [f"  activation ranges: {origin}"] if origin else []
-    lines += [f"  {each}" for each in accounted(entries, [*reasons(entries)], verbose=verbose)]
+    lines += [f"  {each}" for each in place_lines(entries, [*reasons(entries)], verbose=verbose)]
     if verbose:
         done = [each["text"] for each in report.get("rewrites", [])]
         lines += ["", *done] if done else []
@@ -135,7 +135,7 @@ COLUMNS = (
 )
 
 
-def verified(report: Shown, tolerance: Tolerance) -> str:
+def verify_summary(report: Shown, tolerance: Tolerance) -> str:
     """The results of `npuc verify`."""
     rows = [
         (
@@ -186,7 +186,7 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
     ]
     limits = "; ".join(asked) or "every bit"
     lines += [f"criterion: {limits}"] if asked else []
-    lines += _bisected(report["bisect"]) if "bisect" in report else []
+    lines += _bisection_lines(report["bisect"]) if "bisect" in report else []
     origin = str(Ranges(**report.get("ranges", {})))
     lines += [f"activation ranges: {origin}"] if origin else []
     lines += [f"likely: {each['cause']}: {each['remedy']}" for each in report.get("causes", ())]
@@ -207,7 +207,7 @@ def _task(counted: Shown | None) -> list[str]:
     return lines
 
 
-def _bisected(found: Shown) -> list[str]:
+def _bisection_lines(found: Shown) -> list[str]:
     """The first difference, or the layer that adds the most noise."""
     match found["kind"]:
         case "difference":
@@ -236,7 +236,7 @@ def _first_difference(found: Shown) -> list[str]:
     return lines
 
 
-def dumped(report: Shown) -> str:
+def dump_summary(report: Shown) -> str:
     """Differences of hardware dumps from the integer network."""
     rows = [(each["tensor"], each["file"], each["differing"]) for each in report["dumps"]]
     lines = [table(("tensor", "dump", "elements that differ"), rows)]
@@ -266,12 +266,12 @@ def difference(report: Shown, first: Path, second: Path, *, verbose: bool) -> st
     moved: dict[tuple[str, str], list[str]] = {}
     for node, (a, b) in report["places"].items():
         moved.setdefault((a, b), []).append(node)
-    lines += [f"{named(nodes)}: {PLACES[a]} -> {PLACES[b]}" for (a, b), nodes in moved.items()]
+    lines += [f"{list_names(nodes)}: {PLACES[a]} -> {PLACES[b]}" for (a, b), nodes in moved.items()]
     groups = report["layers"]
     if verbose:
-        lines += [line for group in groups for line in _opened(group, sides)]
+        lines += [line for group in groups for line in _layer_lines(group, sides)]
     elif groups:
-        lines += [table(("layer", "cycles", "then", "change", "what changed"), [*map(_changed, groups)]), ""]
+        lines += [table(("layer", "cycles", "then", "change", "what changed"), [*map(_change_row, groups)]), ""]
     unseen = "" if verbose or not groups else "; -v shows the fields and instructions of the others"
     lines += [f"{plural(report['unchanged_layers'], 'layer')} unchanged{unseen}"]
     lines += [
@@ -291,16 +291,16 @@ def _layers_named(group: Shown) -> str:
     return before if before == after else f"{before} -> {after}"
 
 
-def _changed(group: Shown) -> tuple[object, ...]:
+def _change_row(group: Shown) -> tuple[object, ...]:
     """A changed layer in a line: cycles, and what else changed."""
     a, b = group["cycles"]
     return _layers_named(group), a, b, f"{b - a:+,}" if a != b else "", changes_line(group)
 
 
-def _opened(group: Shown, sides: tuple[str, str]) -> list[str]:
+def _layer_lines(group: Shown, sides: tuple[str, str]) -> list[str]:
     """A changed layer with its nodes, its fields beside each other, and its instructions."""
     rows = [(key, *map(figure_text, values)) for key, values in group["changed"].items()]
-    lines = [_layers_named(group), *([f"  nodes {named(group['nodes'])}"] if group["nodes"] else [])]
+    lines = [_layers_named(group), *([f"  nodes {list_names(group['nodes'])}"] if group["nodes"] else [])]
     lines += [f"  {line}" for line in table(("", *sides), rows).splitlines()] if rows else []
     lines += [f"  - {text}" for text in group["removed"]] + [f"  + {text}" for text in group["added"]]
     return [*lines, ""]
@@ -322,7 +322,11 @@ def explanation(report: Shown) -> str:
             f"  shape {value_text(each['shape'])}"
             + (f", scale {value_text(each['scale'])}" if each["scale"] else ""),
         ]
-        lines += [f"  error {_told(each['entire'])}, alone {_told(each['single'])}"] if each["entire"] else []
+        lines += (
+            [f"  error {_error_text(each['entire'])}, alone {_error_text(each['single'])}"]
+            if each["entire"]
+            else []
+        )
         lines.append(f"  {each['kept']}")
         lines += [
             f"  {use['memory']} bytes {count(use['address'])} to {count(use['address'] + use['bytes'] - 1)}, "
@@ -346,7 +350,7 @@ def _host_tensor(found: Shown) -> list[str]:
     ]
 
 
-def _told(error: Shown | None) -> str:
+def _error_text(error: Shown | None) -> str:
     if error is None:
         return "not measured"
     return f"{_decibels(error['sqnr_db'])}, cosine {error['cosine']:.6f}, at most {error['max_abs_error']:.6g}"

@@ -11,7 +11,7 @@ from math import ceil, floor, inf, log10
 from typing import Any, ClassVar
 
 from npuc.frozen import frozen
-from npuc.text.escaping import html, printed
+from npuc.text.escaping import html, terminal_lines
 from npuc.text.terminal import count
 
 LETTERS = 10
@@ -38,7 +38,7 @@ def text(content: str, **attributes: object) -> str:
     return tag("text", html(content), **attributes)
 
 
-def titled(content: str, hint: str, **attributes: object) -> str:
+def with_title(content: str, hint: str, **attributes: object) -> str:
     """A group with a tooltip."""
     return tag("g", tag("title", html(hint)) + content, **attributes)
 
@@ -156,23 +156,23 @@ def vertical_axis(scale: PlotScale | Bands, left: float, right: float, unit: str
     return "".join([*lines, *labels, text(unit, x=left, y=scale.end - 8, class_="tick")])
 
 
-def rendered(template: str, values: Mapping[str, Any]) -> str:
+def render(template: str, values: Mapping[str, Any]) -> str:
     """The page of a template in html/; text is escaped, Markup is not."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
     loader = FunctionLoader(_asset)
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_finalized
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_finalize
     )
     environment.filters["count"] = count
     style, script = (Markup(_asset(name)) for name in ("style.css", "script.js"))
     return environment.get_template(template).render({**values, "style": style, "script": script})
 
 
-def _finalized(value: object) -> object:
+def _finalize(value: object) -> object:
     """A value as a template prints it; invisible characters in strings are escaped."""
-    return printed(value) if type(value) is str else value
+    return terminal_lines(value) if type(value) is str else value
 
 
 def _asset(name: str) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npuc import __version__
-from npuc.reports.svg import PlotScale, horizontal_axis, picture, rendered, tag, titled, vertical_axis
-from npuc.reports.tables import COST_NAMES, Column, points_columns, problem_line, told
-from npuc.text.escaping import shown
+from npuc.reports.svg import PlotScale, horizontal_axis, picture, render, tag, vertical_axis, with_title
+from npuc.reports.tables import COST_NAMES, Column, filled_columns, points_columns, problem_line
+from npuc.text.escaping import escape_report
 from npuc.text.terminal import count
 
 Report = Mapping[str, Any]
@@ -28,9 +28,9 @@ def sweep_page(report: Report) -> str:
     charts = [
         (COST_NAMES.get(cost, cost), Markup(scatter(drawn, cost))) for cost, drawn in told_of.items() if drawn
     ]
-    columns = told(points, points_columns(report))
+    columns = filled_columns(points, points_columns(report))
     axes = ", ".join(f"{name} {', '.join(map(str, values))}" for name, values in report["grid"].items())
-    return rendered(
+    return render(
         "sweep.html",
         {
             "title": f"{report['model']} on {report['target']}",
@@ -41,7 +41,7 @@ def sweep_page(report: Report) -> str:
                      for each in points],
             "refused": [
                 f"{point['machine']}: {problem_line(problem)}"
-                for point in shown(report)["points"]
+                for point in escape_report(report)["points"]
                 for problem in point["errors"]
             ],
             "footer": f"npuc {__version__}; cycles are those of each machine's cycle model.",
@@ -65,7 +65,7 @@ def scatter(points: Sequence[Report], cost: str) -> str:
         x, y = across.at(price(each, cost)), up.at(each["cycles"])
         dot = tag("circle", cx=x, cy=y, r=6, class_="dot series1" if cost in each["front"] else "dot series0")
         hint = f"{each['machine']}\n{count(each['cycles'])} cycles\n{count(each['peak_bytes'])} bytes at the peak"
-        parts.append(titled(dot, hint))
+        parts.append(with_title(dot, hint))
     return picture(WIDTH, HEIGHT, f"Cycles against {COST_NAMES.get(cost, cost)}", parts)
 
 

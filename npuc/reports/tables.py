@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from npuc.frozen import frozen
-from npuc.text.escaping import Shown, shown, terminal
+from npuc.text.escaping import Shown, escape_report, terminal
 from npuc.text.terminal import csv_table, report_json, table
 
 Row = Mapping[str, Any]
@@ -58,9 +58,9 @@ def comparison(report: Mapping[str, Any], form: str) -> str:
         return report_json(report)
     if form == "csv":
         return as_csv(rows)
-    rows = shown(report)["rows"]
+    rows = escape_report(report)["rows"]
     lines = [as_text(rows, (TARGET, *COSTS))]
-    if told(rows, SCORES):
+    if filled_columns(rows, SCORES):
         lines.append(as_text(rows, (TARGET, *SCORES)))
     if report["fp32_top1"] is not None:
         lines.append(f"fp32 under onnxruntime: top-1 {report['fp32_top1']:.3f} of {report['samples']:,} samples")
@@ -81,27 +81,27 @@ def _fronts(row: Row) -> str | None:
     return ", ".join(COST_NAMES.get(cost, cost) for cost in row["front"]) or None
 
 
-def swept(report: Mapping[str, Any], form: str) -> str:
+def sweep_text(report: Mapping[str, Any], form: str) -> str:
     """The results of `npuc sweep`, as text or CSV."""
     points = report["points"]
     if form == "csv":
         return as_csv(points)
-    told_of = shown(report)
-    return "\n".join([as_text(told_of["points"], points_columns(told_of)), *_refused(told_of)])
+    told_of = escape_report(report)
+    return "\n".join([as_text(told_of["points"], points_columns(told_of)), *_refusal_lines(told_of)])
 
 
-def _refused(report: Shown) -> list[str]:
+def _refusal_lines(report: Shown) -> list[str]:
     """A line per problem of each point."""
     return [f"{row['machine']}: {problem_line(problem)}" for row in report["points"] for problem in row["errors"]]
 
 
 def as_text(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """The table, without columns that are empty in every row."""
-    shown = told(rows, columns)
+    shown = filled_columns(rows, columns)
     return table([column.header for column in shown], [[column.value(row) for column in shown] for row in rows])
 
 
-def told(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
+def filled_columns(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
     """The columns that have a value in some row."""
     return [column for column in columns if any(column.value(row) is not None for row in rows)]
 

@@ -80,7 +80,7 @@ def trace(program: Program, timeline: Timeline) -> TracedRun:
     clock = report.get("clock_mhz")
     if clock:
         about["clock"] = f"{clock} MHz"
-    counters = (*_occupied(timeline), *_moved(timeline), *_utilised(timeline, layers))
+    counters = (*_occupancy(timeline), *_traffic(timeline), *_utilisation(timeline, layers))
     return TracedRun(f"{program.model.name} on {report['target']}", about, slices, counters)
 
 
@@ -102,14 +102,14 @@ def _slice(each: Activity, layers: Sequence[Report], names: Mapping[str, str]) -
     return Slice(each.engine, name, each.start, each.end, details, each.producers)
 
 
-def _occupied(timeline: Timeline) -> Iterator[Counter]:
+def _occupancy(timeline: Timeline) -> Iterator[Counter]:
     """The bytes in use in every memory."""
     for memory in dict.fromkeys(each.memory for each in timeline.buffers):
         spans = [(each.start, each.end, each.size) for each in timeline.buffers if each.memory == memory]
-        yield Counter(f"{memory} in use", "bytes", _summed(spans))
+        yield Counter(f"{memory} in use", "bytes", _sum_spans(spans))
 
 
-def _moved(timeline: Timeline) -> Iterator[Counter]:
+def _traffic(timeline: Timeline) -> Iterator[Counter]:
     """The bytes per cycle that every engine moves."""
     for engine in timeline.engines:
         spans = [
@@ -121,7 +121,7 @@ def _moved(timeline: Timeline) -> Iterator[Counter]:
             yield Counter(f"{engine}, bytes a cycle", "bytes a cycle", _levels(spans))
 
 
-def _utilised(timeline: Timeline, layers: Sequence[Report]) -> Iterator[Counter]:
+def _utilisation(timeline: Timeline, layers: Sequence[Report]) -> Iterator[Counter]:
     """The share of busy multipliers while the array works: a layer's ideal cycles over its actual ones."""
     found = [each for each in timeline.activities if each.engine == timeline.array and each.layer is not None]
     taken: dict[int | None, int] = {}
@@ -136,7 +136,7 @@ def _utilised(timeline: Timeline, layers: Sequence[Report]) -> Iterator[Counter]
         yield Counter("multipliers at work", "%", _levels(spans))
 
 
-def _summed(spans: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, float], ...]:
+def _sum_spans(spans: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, float], ...]:
     """The sum of all spans at every cycle; spans: (from, until, amount)."""
     changes: dict[int, int] = {0: 0}
     for start, end, size in spans:

@@ -121,20 +121,20 @@ def load(
     larger arrays are read block by block, one file at a time. Raises DataError: E401 for a file that cannot be
     read or lacks an input, and for a pattern without a match; E402 for a wrong shape, type or number of samples,
     and for values that are not finite; E403 for pictures larger than memory. Where no file has the model's batch,
-    as many samples of one element make one. For the word synthetic they are `varied` ones.
+    as many samples of one element make one. For the word synthetic they are `varied_samples` ones.
     """
     sources = sources_of(paths)
     if not sources:
-        return varied(inputs)
+        return varied_samples(inputs)
     try:
-        return _loaded(sources, inputs, unbounded, images)
+        return _load(sources, inputs, unbounded, images)
     except DataError as error:
         batch = _batch_of(inputs)
         if batch == 1 or error.problems[0].code != "E402" or any(is_picture(each.path) for each in sources):
             raise
         single = {name: replace(each, shape=(1, *each.shape[1:])) for name, each in inputs.items()}
         try:
-            found = _loaded(sources, single, unbounded, images)
+            found = _load(sources, single, unbounded, images)
         except DataError:
             raise error from None
     return _in_batches(found, batch, sources[0].path)
@@ -156,7 +156,7 @@ def _in_batches(samples: Samples, batch: int, path: Path) -> Samples:
     return Samples(found if isinstance(samples.inputs, Streamed) else dict(found), left_out=left_out)
 
 
-def _loaded(
+def _load(
     sources: Sequence[Source],
     inputs: Mapping[str, TensorType],
     unbounded: Collection[str],
@@ -171,23 +171,23 @@ def _loaded(
                 parts.append(_load_pictures([*found], inputs, images, len(sources) * most))
             else:
                 parts += [_load_one(each.path, inputs, most, unbounded) for each in found]
-    merged = _merged([part.inputs for part in parts], inputs)
+    merged = _merge_inputs([part.inputs for part in parts], inputs)
     labels = [part.labels for part in parts if part.labels is not None]
     left_out = "; ".join(part.left_out for part in parts if part.left_out)
-    truth = _joined([part.truth for part in parts])
+    truth = _join_labels([part.truth for part in parts])
     if len(labels) == len(parts):
         return Samples(merged, np.concatenate(labels), truth=truth)
     return Samples(merged, left_out=left_out or ("only some files have labels" if labels else ""), truth=truth)
 
 
-def _joined(parts: Sequence[Array | None]) -> Array | None:
+def _join_labels(parts: Sequence[Array | None]) -> Array | None:
     """The labels of all files, concatenated; None if some are missing or their shapes or types differ."""
     found = [part for part in parts if part is not None]
     alike = len({(part.shape[1:], part.dtype.kind) for part in found}) == 1
     return np.concatenate(found) if alike and len(found) == len(parts) else None
 
 
-def _merged(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mapping[str, Array]:
+def _merge_inputs(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mapping[str, Array]:
     """The inputs of all files, concatenated; streamed if any part is."""
     if any(isinstance(part, Streamed) for part in parts):
         columns = {name: [rows_of(part)[name] for part in parts] for name in names}
@@ -260,7 +260,7 @@ EXTREME = 3.0
 """The largest magnitude in float inputs: about as far as normal values usually reach."""
 
 
-def varied(inputs: Mapping[str, TensorType], count: int | None = None, seed: int = 1) -> Samples:
+def varied_samples(inputs: Mapping[str, TensorType], count: int | None = None, seed: int = 1) -> Samples:
     """Synthetic samples of all kinds in rotation, from a fixed seed: they exercise more than noise around zero.
 
     A ramp from one corner to the other, like an image, with some noise; standard normal values; their magnitudes;
@@ -271,11 +271,11 @@ def varied(inputs: Mapping[str, TensorType], count: int | None = None, seed: int
     count = count or _affordable(inputs)
     _expect_room(inputs, count)
     random = np.random.default_rng(seed)
-    made = {name: [_made(each, number, random) for number in range(count)] for name, each in inputs.items()}
+    made = {name: [_make(each, number, random) for number in range(count)] for name, each in inputs.items()}
     return Samples({name: np.stack(values) for name, values in made.items()}, synthetic=True)
 
 
-def _made(each: TensorType, number: int, random: np.random.Generator) -> Array:
+def _make(each: TensorType, number: int, random: np.random.Generator) -> Array:
     """Sample `number`, of the kind that the rotation assigns to it."""
     if each.dtype in (STRING, OBJECT):
         return _words(each, each.shape, random)
@@ -320,7 +320,7 @@ def _load_one(path: Path, inputs: Mapping[str, TensorType], most: int, unbounded
     large = {name: each for name in (*inputs, "x") if (each := member(path, name, most)) is not None}
     several = tuple(f"{name}/" for name, each in inputs.items() if _is_structured(each))
     held = _arrays(path, {*inputs, "x", "y"} - large.keys(), most, several)
-    arrays = {**held, **large, **_structured(path, held, inputs)}
+    arrays = {**held, **large, **_read_structured(path, held, inputs)}
     rows = {
         name: _samples(path, _pick(path, name, arrays, inputs), name, each, finite=name not in unbounded)
         for name, each in inputs.items()
@@ -382,7 +382,7 @@ def _is_structured(each: TensorType) -> bool:
     return each.dtype in (STRING, OBJECT) or min(each.shape, default=0) < 0
 
 
-def _structured(
+def _read_structured(
     path: Path, held: Mapping[str, Array | None], inputs: Mapping[str, TensorType]
 ) -> dict[str, Array]:
     """The values stored under several keys. Raises DataError (E401) if one is missing."""
@@ -390,7 +390,7 @@ def _structured(
     found: dict[str, Array] = {}
     for name in (name for name, each in inputs.items() if _is_structured(each)):
         try:
-            values = structured.gathered(name, arrays)
+            values = structured.gather(name, arrays)
         except KeyError as error:
             raise DataError("E401", f"'{path}' lacks {error}", tensor=name) from None
         found |= {} if values is None else {name: values}

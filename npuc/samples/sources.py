@@ -10,8 +10,8 @@ from npuc.errors import DataError
 from npuc.flag import SYNTHETIC
 from npuc.frozen import frozen
 from npuc.images.pictures import FORMATS, is_picture
-from npuc.storage.files import decoded
-from npuc.system.budget import given
+from npuc.storage.files import decode
+from npuc.system.budget import read_file
 
 LISTS = (".txt", ".csv")
 """Suffixes of files that list others, one a line: PATH, or PATH,LABEL."""
@@ -51,9 +51,9 @@ def sources_of(paths: Iterable[Path]) -> list[Source]:
 def _sources(path: Path) -> list[Source]:
     try:
         if path.suffix.lower() in LISTS and path.is_file():
-            return _listed(path)
+            return _list_sources(path)
         if path.is_dir():
-            return _held(path)
+            return _folder_sources(path)
         if not has_magic(str(path)) or path.exists():
             return [Source(path)]
         found = _matching(str(path))
@@ -71,7 +71,7 @@ def _matching(pattern: str) -> list[Path]:
     return [Path(name) for name in sorted(names) if Path(name).is_file()]
 
 
-def _held(folder: Path) -> list[Source]:
+def _folder_sources(folder: Path) -> list[Source]:
     """The samples in a folder. Raises DataError (E401) if there are none."""
     inside = escape(str(folder))
     if found := _matching(str(Path(inside, "*.npz"))):
@@ -84,11 +84,11 @@ def _held(folder: Path) -> list[Source]:
     raise DataError("E401", reason, limit=f".npz files, or pictures: {', '.join(FORMATS)}", remedy=remedy)
 
 
-def _listed(path: Path) -> list[Source]:
+def _list_sources(path: Path) -> list[Source]:
     """The files of a list, relative to its folder."""
     remedy = "write a path in each line, or a path, a comma and a label"
     try:
-        lines = decoded(given(path, "E401", remedy)).split("\n")
+        lines = decode(read_file(path, "E401", remedy)).split("\n")
     except ValueError as error:
         raise DataError("E401", f"'{path}' cannot be read: {error}", remedy=remedy) from None
     found: list[Source] = []

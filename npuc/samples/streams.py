@@ -99,16 +99,16 @@ class Member:
         try:
             file.seek(rows * prod(self.shape[1:]) * self.dtype.itemsize, SEEK_CUR)
         except (OSError, *DAMAGED) as error:
-            raise self._damaged(error) from None
+            raise self._damage_error(error) from None
 
     def _read(self, file: IO[bytes], shape: tuple[int, ...]) -> Array:
         try:
             content = file.read(prod(shape) * self.dtype.itemsize)
             return np.frombuffer(content, self.dtype).reshape(shape)
         except (OSError, *DAMAGED) as error:
-            raise self._damaged(error) from None
+            raise self._damage_error(error) from None
 
-    def _damaged(self, error: Exception) -> DataError:
+    def _damage_error(self, error: Exception) -> DataError:
         reason = f"'{self.path}' has an array '{self.name.removesuffix('.npy')}' that is damaged: {error}"
         return DataError("E401", reason, remedy="save plain numbers with numpy.savez")
 

@@ -52,7 +52,7 @@ def _plain(value: Any) -> Array:
     return found.astype(str) if found.dtype == object else found
 
 
-def gathered(name: str, arrays: Mapping[str, Array]) -> Array | None:
+def gather(name: str, arrays: Mapping[str, Array]) -> Array | None:
     """The values of a name, one object per sample; None if the arrays have none of it. Inverse of `members`."""
     if f"{name}/{LENGTHS}" in arrays:
         lengths = arrays[f"{name}/{LENGTHS}"]

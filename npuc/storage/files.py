@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import ArtefactError
-from npuc.system.interrupts import deferred
+from npuc.system.interrupts import defer
 
 try:
     import fcntl
@@ -41,7 +41,7 @@ def replacing(path: Path) -> Generator[Path]:
     Of a link, the file that it points to is replaced. Raises ArtefactError (E506) if the system refuses, and for a
     device, a pipe or a socket.
     """
-    with _reported(path), _staged(path.resolve(), _new_file) as staging:
+    with _convert_errors(path), _stage(path.resolve(), _new_file) as staging:
         yield staging
         staging.replace(path.resolve())
 
@@ -53,10 +53,10 @@ def replacing_folder(path: Path) -> Generator[Path]:
     The old folder or file is removed once the new folder is in place. Raises ArtefactError (E506) if the system
     refuses.
     """
-    with _reported(path):
+    with _convert_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         recover(path)
-        with _staged(path, Path.mkdir) as staging:
+        with _stage(path, Path.mkdir) as staging:
             yield staging
             _swap(staging, path)
 
@@ -65,15 +65,15 @@ def recover(path: Path) -> None:
     """Restores a folder that a killed run had moved aside, unless something has taken its place."""
     if path.exists() or path.is_symlink():
         return
-    for aside in _left(path, "old"):
-        with _locked(aside) as free:
+    for aside in _leftovers(path, "old"):
+        with _lock(aside) as free:
             if free:
                 aside.rename(path)
                 return
 
 
 @contextmanager
-def _reported(path: Path) -> Generator[None]:
+def _convert_errors(path: Path) -> Generator[None]:
     """Turns OSErrors into ArtefactErrors (E506)."""
     if not path.name:
         raise ArtefactError("E506", f"'{path}' cannot be written: it is a folder")
@@ -87,18 +87,18 @@ def _reported(path: Path) -> Generator[None]:
 
 
 @contextmanager
-def _staged(path: Path, make: Callable[[Path], None]) -> Generator[Path]:
+def _stage(path: Path, make: Callable[[Path], None]) -> Generator[Path]:
     """A new locked staging path beside `path`, removed at the end; leftovers of killed runs are removed too."""
-    for left in _left(path, "(partial|old)"):
-        with _locked(left) as free:
+    for left in _leftovers(path, "(partial|old)"):
+        with _lock(left) as free:
             if free:
                 _remove(left)
     staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     with ExitStack() as ending:
-        with deferred():
+        with defer():
             make(staging)
             ending.callback(_remove, staging)
-            ending.enter_context(_locked(staging))
+            ending.enter_context(_lock(staging))
             if not staging.exists():  # another run took it for a leftover before it was locked
                 make(staging)
         yield staging
@@ -108,7 +108,7 @@ def _new_file(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
 
 
-def _left(path: Path, ending: str) -> Iterator[Path]:
+def _leftovers(path: Path, ending: str) -> Iterator[Path]:
     """Staged files and folders beside `path` with this suffix, of running or killed runs."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.{ending}")
     with suppress(OSError):
@@ -116,7 +116,7 @@ def _left(path: Path, ending: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(path: Path) -> Generator[bool]:
+def _lock(path: Path) -> Generator[bool]:
     """Locks a file or folder unless another process holds the lock; yields whether it is locked now."""
     if fcntl is None:
         yield False
@@ -145,10 +145,10 @@ def _swap(staging: Path, path: Path) -> None:
     if not path.exists() and not path.is_symlink():
         staging.rename(path)
         return
-    if _exchanged(staging, path):
+    if _exchange(staging, path):
         return
     aside = staging.with_suffix(".old")
-    with _locked(path):
+    with _lock(path):
         path.rename(aside)
         try:
             staging.rename(path)
@@ -158,7 +158,7 @@ def _swap(staging: Path, path: Path) -> None:
     _remove(aside)
 
 
-def _exchanged(first: Path, second: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Whether the system swapped two paths atomically. Raises OSError if it refuses."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
@@ -205,15 +205,15 @@ def toml(data: bytes) -> dict[str, Any]:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib  # pyright: ignore
-    return tomllib.loads(decoded(data))
+    return tomllib.loads(decode(data))
 
 
-def decoded(data: bytes) -> str:
+def decode(data: bytes) -> str:
     """The text of a file in UTF-8, or in UTF-16 with a byte order mark; every line ends with a line feed.
 
     Raises ValueError, which names the first line that is neither.
 
-    >>> decoded(b"\\xef\\xbb\\xbfa\\r\\nb"), decoded("a\\n".encode("utf-16"))
+    >>> decode(b"\\xef\\xbb\\xbfa\\r\\nb"), decode("a\\n".encode("utf-16"))
     ('a\\nb', 'a\\n')
     """
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

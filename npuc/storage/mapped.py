@@ -84,7 +84,7 @@ def _new() -> Generator[tuple[Path, IO[bytes]]]:
         raise
 
 
-def _mapped(path: Path) -> Mapped:
+def _map(path: Path) -> Mapped:
     with path.open("rb") as file:
         found = Mapped(file.fileno(), 0, access=mmap.ACCESS_READ)
     found.path = path
@@ -118,7 +118,7 @@ def _malloc_trim() -> Any:
         return None
 
 
-def kept(values: Array) -> Array:
+def keep(values: Array) -> Array:
     """The same values, mapped; unchanged if they are small or no file can be created."""
     if values.nbytes < HEAVY or values.dtype.hasobject or place_of(values) is not None:
         return values
@@ -126,13 +126,13 @@ def kept(values: Array) -> Array:
         with _new() as (path, file):
             for first in range(0, len(values), step := max(1, BLOCK * len(values) // values.nbytes)):
                 _write(file, np.ascontiguousarray(values[first : first + step]))
-            found = _mapped(path)
+            found = _map(path)
     except OSError:
         return values
     return np.frombuffer(found, values.dtype).reshape(values.shape)
 
 
-def copied(source: Path, start: int, length: int, dtype: DTypeLike) -> Array:
+def map_copy(source: Path, start: int, length: int, dtype: DTypeLike) -> Array:
     """Elements of a file, (elements,), mapped from a private copy that is made once.
 
     If no copy can be made, they are read into memory. Raises OSError if the file cannot be read, ValueError if it
@@ -151,12 +151,12 @@ def copied(source: Path, start: int, length: int, dtype: DTypeLike) -> Array:
 
 def _copy(source: Path, start: int, length: int) -> Mapped:
     with source.open("rb", buffering=0) as read, _new() as (path, file):
-        if _moved(read, start, length, file) < length:
+        if _move(read, start, length, file) < length:
             raise ValueError(f"{source} has become shorter")
-        return _mapped(path)
+        return _map(path)
 
 
-def _moved(source: IO[bytes], start: int, length: int, file: IO[bytes]) -> int:
+def _move(source: IO[bytes], start: int, length: int, file: IO[bytes]) -> int:
     """Appends bytes of a file to an unbuffered file, within the kernel if it can; returns how many there were."""
     left = length
     with suppress(OSError, AttributeError):  # another file system, an old kernel, not Linux
@@ -176,10 +176,10 @@ def append(file: IO[bytes], piece: bytes | Array) -> None:
         _write(file, piece)
         return
     with place.file.open("rb", buffering=0) as source:
-        _moved(source, place.offset, piece.nbytes, file)
+        _move(source, place.offset, piece.nbytes, file)
 
 
-def linked(values: Array, path: Path) -> bool:
+def link(values: Array, path: Path) -> bool:
     """Gives the file of values another name, `path`; false if it holds more, or the system has reasons against it.
 
     Both names then have the same content: only for values that are not used afterwards.
@@ -248,7 +248,7 @@ class Growing:
             return bytes(self._light)
         self._file(bytes(self._light))
         self._removal.detach()
-        return Pieces([np.frombuffer(_mapped(self._path), np.uint8)[: self._filed], bytes(self._light)])
+        return Pieces([np.frombuffer(_map(self._path), np.uint8)[: self._filed], bytes(self._light)])
 
 
 def _write(file: IO[bytes], data: bytes | Array) -> None:
@@ -285,7 +285,7 @@ class Pieces:
     def __init__(self, pieces: Sequence[bytes | Array]) -> None:
         filled = (each for each in pieces if size_of(each))
         groups = groupby(filled, lambda each: isinstance(each, bytes))
-        self.pieces = tuple(each for light, group in groups for each in _joined(group, light))
+        self.pieces = tuple(each for light, group in groups for each in _join(group, light))
         self.starts = np.cumsum([0, *map(size_of, self.pieces)])
 
     def __len__(self) -> int:
@@ -314,7 +314,7 @@ class Pieces:
             start, number = start + len(piece), number + 1
 
 
-def _joined(pieces: Iterable[bytes | Array], light: bool) -> Iterable[bytes | Array]:
+def _join(pieces: Iterable[bytes | Array], light: bool) -> Iterable[bytes | Array]:
     """Bytes joined into one piece; arrays unchanged."""
     return [b"".join(bytes(each) for each in pieces)] if light else pieces
 

@@ -6,30 +6,30 @@ import re
 from collections.abc import Iterator, Sequence
 
 from npuc.errors import ArtefactError
-from npuc.storage.files import decoded
+from npuc.storage.files import decode
 
 WORDS = "give a file of words alone, as npuc export --format bin or readmemh writes it"
 """The remedy for a file that is not one."""
 
 
-def written(image: bytes, word_bytes: int) -> bytes:
+def image_text(image: bytes, word_bytes: int) -> bytes:
     """The text of an image: little-endian words.
 
-    >>> written(bytes([1, 2, 3, 4]), 2)
+    >>> image_text(bytes([1, 2, 3, 4]), 2)
     b'0201\\n0403\\n'
     """
     words = (image[at : at + word_bytes] for at in range(0, len(image), word_bytes))
     return "".join(f"{int.from_bytes(word, 'little'):0{2 * word_bytes}x}\n" for word in words).encode()
 
 
-def placed(images: Sequence[tuple[int, bytes]], word_bytes: int) -> bytes:
+def memory_text(images: Sequence[tuple[int, bytes]], word_bytes: int) -> bytes:
     """The text of a memory with images at byte addresses; bytes that no image covers are 0 within a word.
 
-    >>> placed([(2, bytes([1, 2])), (8, bytes([3]))], 4)
+    >>> memory_text([(2, bytes([1, 2])), (8, bytes([3]))], 4)
     b'@0\\n02010000\\n@2\\n00000003\\n'
     """
     runs = _runs(images, word_bytes)
-    return b"".join(b"@%x\n" % (start // word_bytes) + written(bytes(data), word_bytes) for start, data in runs)
+    return b"".join(b"@%x\n" % (start // word_bytes) + image_text(bytes(data), word_bytes) for start, data in runs)
 
 
 def _runs(images: Sequence[tuple[int, bytes]], word_bytes: int) -> Iterator[tuple[int, bytearray]]:
@@ -73,7 +73,7 @@ def image_of(content: bytes, word_bytes: int) -> bytes:
 def _lines(content: bytes) -> list[list[str]]:
     """The words of every line without its comment; none if the content is not text that can be printed."""
     try:
-        lines = decoded(content).split("\n")
+        lines = decode(content).split("\n")
     except ValueError:
         return []
     return [line.partition("//")[0].split() for line in lines] if all(map(_printable, lines)) else []

@@ -47,10 +47,10 @@ def read(kind: type[T], value: Any, where: str, file: str = "manifest.json") -> 
     try:
         return _value(kind, value)
     except _WrongValue as error:
-        raise damaged(f"{where}{error.place} {error.reason}", error.limit, file=file) from None
+        raise damage_error(f"{where}{error.place} {error.reason}", error.limit, file=file) from None
 
 
-def damaged(
+def damage_error(
     reason: str, limit: str | None = None, *, tensor: str | None = None, file: str = "manifest.json"
 ) -> ArtefactError:
     """The error (E502) for a file of an artefact that npuc cannot have written."""
@@ -175,7 +175,7 @@ def bad_machine(origin: str, reason: str, limit: str, page: str) -> DoesNotFit:
     return DoesNotFit("E305", f"machine {origin}: {reason}", limit=limit, remedy=remedy)
 
 
-def described(kind: type[M], values: Mapping[str, Any], origin: str, page: str) -> M:
+def build_machine(kind: type[M], values: Mapping[str, Any], origin: str, page: str) -> M:
     """The machine with these values, checked: each has its field's type, integers are in 1..2^24, floats above 0.
 
     Raises DoesNotFit (E305) for an unknown parameter or an invalid value.
@@ -215,12 +215,12 @@ def load(
     return of({**values, "name": path.stem, **_values(path, ("default", *shipped), page)}, path.name)
 
 
-def recorded(manifest: Mapping[str, Any], of: Of[M]) -> M:
+def recorded_machine(manifest: Mapping[str, Any], of: Of[M]) -> M:
     """The machine that a manifest records. Raises ArtefactError (E502) if there is none, or no such machine."""
     try:
         return of(dict(read(Mapping[str, Any], manifest.get("machine"), "machine")), "of the artefact")
     except DoesNotFit as error:
-        raise damaged(error.problems[0].reason) from None
+        raise damage_error(error.problems[0].reason) from None
 
 
 def _values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]:

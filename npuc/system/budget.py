@@ -52,7 +52,7 @@ def limits() -> ProcessLimits:
 
 
 @contextmanager
-def limited(memory: int | None = None, seconds: int | None = None) -> Generator[None]:
+def set_limits(memory: int | None = None, seconds: int | None = None) -> Generator[None]:
     """A block with other limits for budgets (bytes) and onnxruntime (seconds); None keeps the current one."""
     before = limits()
     token = _limits.set(ProcessLimits(memory or before.memory, seconds or before.seconds))
@@ -138,7 +138,7 @@ def content(path: Path) -> bytes:
     return data
 
 
-def given(path: Path, code: str, remedy: str) -> bytes:
+def read_file(path: Path, code: str, remedy: str) -> bytes:
     """The bytes of a file that the user names. Raises NpucError: this code if it cannot be read, E110 as above."""
     try:
         return content(path)

@@ -46,7 +46,7 @@ _CULPRITS = (
 """How onnxruntime begins if it knows the node: when it runs it, and when it opens the model."""
 
 
-def refused(said: object, kind: type[ModelError] = ModelError) -> ModelError:
+def runtime_refusal(said: object, kind: type[ModelError] = ModelError) -> ModelError:
     """The error (E105) for a model, or for data, that onnxruntime refuses, with the node that it names."""
     text = _STATUS.sub("", str(said)).strip()
     found = next(filter(None, (each.match(text) for each in _CULPRITS)), None)
@@ -82,7 +82,7 @@ class Confined:
         Raises _StoodStill if the process does nothing, for instance because it inherited a lock of another thread.
         """
         self.pipe, theirs = Pipe()
-        _bound(self.pipe)
+        _set_timeouts(self.pipe)
         owner = os.getpid()
         self.process = interrupts.fork(lambda: _serve(opened, self.limits, theirs, owner), theirs.fileno())
         theirs.close()
@@ -106,7 +106,7 @@ class Confined:
         try:
             self.pipe.send((names, dict(feeds)))
         except OSError:
-            raise self._ended() from None
+            raise self._end_reason() from None
         return self._answer()
 
     def _answer(self) -> Any:
@@ -116,22 +116,22 @@ class Confined:
                 before, used = used, processor_time(self.process)
                 if used == before:
                     self.end()
-                    raise refused(f"it has stood still for {STILL:g} seconds", _StoodStill)
+                    raise runtime_refusal(f"it has stood still for {STILL:g} seconds", _StoodStill)
             found = self.pipe.recv()
         except (EOFError, OSError):
-            raise self._ended() from None
+            raise self._end_reason() from None
         if isinstance(found, NpucError):
             raise found
         return found
 
-    def _ended(self) -> NpucError:
+    def _end_reason(self) -> NpucError:
         """The reason why there is no answer."""
         status = self.end() or 0
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             return budget.too_long()
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == errno.ENOMEM:
             return budget.too_much()
-        return refused(f"it ended with status {status}")
+        return runtime_refusal(f"it ended with status {status}")
 
 
 class Unconfined:
@@ -146,10 +146,10 @@ class Unconfined:
         try:
             return self.session.run(names, feeds)
         except Exception as error:  # onnxruntime raises many unrelated types
-            raise refused(error) from None
+            raise runtime_refusal(error) from None
 
 
-def isolated(opened: Callable[[], Any]) -> Confined | Unconfined:
+def isolate(opened: Callable[[], Any]) -> Confined | Unconfined:
     """The session of an untrusted model, confined if the system supports it."""
     return (Confined if AVAILABLE else Unconfined)(opened)
 
@@ -168,7 +168,7 @@ def _end(process: int, pipe: Connection, owner: int) -> int:
     return interrupts.end(process) if os.getpid() == owner else 0
 
 
-def _bound(pipe: Connection) -> None:
+def _set_timeouts(pipe: Connection) -> None:
     """Sets timeouts: if the other end neither sends nor accepts a byte for STILL seconds, an OSError results."""
     import socket
     import struct
@@ -187,7 +187,7 @@ def _serve(opened: Callable[[], Any], limits: budget.ProcessLimits, pipe: Connec
     _restrict(resource.RLIMIT_AS, pages * resource.getpagesize() + limits.memory)
     _restrict(resource.RLIMIT_CORE, 0)
 
-    def answered(work: Callable[[], Any]) -> None:
+    def answer(work: Callable[[], Any]) -> None:
         _restrict(resource.RLIMIT_CPU, int(time.process_time()) + limits.seconds + 1)
         try:
             pipe.send(work())
@@ -203,13 +203,13 @@ def _serve(opened: Callable[[], Any], limits: budget.ProcessLimits, pipe: Connec
             for found in (session[0].get_inputs(), session[0].get_outputs())
         )
 
-    answered(ports)
+    answer(ports)
     while session:
         while not pipe.poll(IDLE):
             if os.getppid() != owner:
                 return
         names, feeds = pipe.recv()
-        answered(lambda names=names, feeds=feeds: session[0].run(names, feeds))
+        answer(lambda names=names, feeds=feeds: session[0].run(names, feeds))
 
 
 def _restrict(what: int, limit: int) -> None:
@@ -224,4 +224,4 @@ def _refusal(error: Exception) -> NpucError:
     """The error to report for an exception: onnxruntime's exceptions cannot be sent to another process."""
     if isinstance(error, MemoryError) or any(each in str(error) for each in EXHAUSTED):
         return budget.too_much()
-    return error if isinstance(error, NpucError) else refused(error)
+    return error if isinstance(error, NpucError) else runtime_refusal(error)

@@ -1,7 +1,7 @@
 """Ctrl-C and termination requests: a command stops at once, with one line, and leaves no process or partial file.
 
 The first signal ends the programs that npuc started and unwinds the command as a KeyboardInterrupt, which removes
-staged files. Code that catches too much cannot hide it: `guarded` remembers it. A second signal ends npuc
+staged files. Code that catches too much cannot hide it: `guard` remembers it. A second signal ends npuc
 immediately; what that leaves behind is removed by the next run (npuc.storage.files).
 """
 
@@ -45,7 +45,7 @@ class _State:
     """Process groups that npuc started."""
 
 
-def guarded(command: Callable[[], int]) -> int:
+def guard(command: Callable[[], int]) -> int:
     """The exit code of a command; if a signal ended it, 128 plus its number, after one line on stderr."""
     install()
     try:
@@ -67,16 +67,16 @@ def install() -> None:
     """Catches the signals, except those that the parent process had set to be ignored."""
     for each in SIGNALS:
         if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, _caught)
+            signal.signal(each, _catch)
     sys.unraisablehook = _unraisable
 
 
-def arrived() -> bool:
+def has_arrived() -> bool:
     """Whether a signal has arrived: later errors are its consequence."""
     return _State.arrived is not None
 
 
-def _caught(number: int, frame: FrameType | None) -> None:
+def _catch(number: int, frame: FrameType | None) -> None:
     if _State.arrived is not None and not _State.deferring:
         _end()
     _State.arrived = number
@@ -104,7 +104,7 @@ def _silence() -> None:
 
 def _unraisable(problem: sys.UnraisableHookArgs) -> None:
     """Ends npuc on an interrupt inside a finaliser, which cannot unwind the command."""
-    if isinstance(problem.exc_value, KeyboardInterrupt) and arrived():
+    if isinstance(problem.exc_value, KeyboardInterrupt) and has_arrived():
         _end()
     sys.__unraisablehook__(problem)
 
@@ -121,7 +121,7 @@ def _tell() -> None:
 
 
 @contextmanager
-def deferred() -> Generator[None]:
+def defer() -> Generator[None]:
     """A block that signals do not interrupt; they act when the block has ended."""
     if current_thread() is not main_thread():  # Python runs handlers in the main thread only
         yield
@@ -151,7 +151,7 @@ def run(command: Sequence[str | Path], folder: Path | None = None) -> CompletedP
     """
     import subprocess
 
-    with deferred():
+    with defer():
         child = subprocess.Popen(
             command,
             cwd=folder,
@@ -163,7 +163,7 @@ def run(command: Sequence[str | Path], folder: Path | None = None) -> CompletedP
             start_new_session=True,
         )
         _State.running.add(child.pid)
-    if arrived():  # a signal arrived while another thread started it
+    if has_arrived():  # a signal arrived while another thread started it
         stop()
     try:
         with child:
@@ -184,8 +184,8 @@ def fork(work: Callable[[], None], kept: int) -> int:
     """
     import warnings
 
-    bind = _bound()
-    with deferred(), warnings.catch_warnings():
+    bind = _child_binder()
+    with defer(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of other threads, which the copy does not need
         child = os.fork()
         if child == 0:
@@ -194,7 +194,7 @@ def fork(work: Callable[[], None], kept: int) -> int:
     return child
 
 
-def _bound() -> Callable[[], None]:
+def _child_binder() -> Callable[[], None]:
     """A function that makes a child end with its parent, whatever ends that, if the system supports it.
 
     Linux refers to the parent thread: children started by another thread may outlive that thread.
@@ -238,7 +238,7 @@ def _work(work: Callable[[], None], kept: int, bind: Callable[[], None]) -> None
 
 def end(child: int) -> int:
     """Ends a child; returns its status, as os.waitpid does."""
-    with deferred():
+    with defer():
         _State.running.discard(child)
         with suppress(OSError):
             os.kill(child, signal.SIGKILL)
@@ -257,7 +257,7 @@ def as_worker(folder: Path) -> None:
     from multiprocessing import parent_process
     from threading import Thread
 
-    def terminated(number: int, frame: Any) -> None:
+    def terminate(number: int, frame: Any) -> None:
         del frame
         stop()
         os._exit(128 + number)
@@ -270,7 +270,7 @@ def as_worker(folder: Path) -> None:
 
     tempfile.tempdir = str(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGTERM, terminate)
     Thread(target=watch, daemon=True).start()
 
 

@@ -40,7 +40,7 @@ def _visible(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def printed(text: str) -> str:
+def terminal_lines(text: str) -> str:
     """The same for several lines: line ends are kept."""
     return "\n".join(map(terminal, text.split("\n")))
 
@@ -49,19 +49,19 @@ Shown = NewType("Shown", Mapping[str, Any])
 """A report for display: every string in it, keys included, is escaped by `terminal`."""
 
 
-def shown(report: Mapping[str, Any]) -> Shown:
+def escape_report(report: Mapping[str, Any]) -> Shown:
     """The report, escaped for display."""
-    return Shown({terminal(key): _shown(each) for key, each in report.items()})
+    return Shown({terminal(key): _escape(each) for key, each in report.items()})
 
 
-def _shown(value: Any) -> Any:
+def _escape(value: Any) -> Any:
     match value:
         case str():
             return terminal(value)
         case Mapping():
-            return shown(value)
+            return escape_report(value)
         case list() | tuple():
-            return type(value)(map(_shown, value))
+            return type(value)(map(_escape, value))
         case _:
             return value
 
@@ -77,7 +77,7 @@ def html(text: str) -> str:
     >>> html("<b>\u202e'")
     '&lt;b&gt;\\\\u202e&#x27;'
     """
-    return escape(printed(text))
+    return escape(terminal_lines(text))
 
 
 def json_text(value: object, indent: int | None = 1) -> str:
@@ -208,7 +208,7 @@ class Names:
         self._counts: dict[str, int] = {}
         """The last number behind a stem: all smaller ones are taken."""
 
-    def taken(self) -> frozenset[str]:
+    def all_names(self) -> frozenset[str]:
         """All names in use."""
         return frozenset(self._taken)
 

@@ -40,7 +40,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], width: int | 
     limit = _width() if width is None else width
     if limit is not None and sum(widths) + GAP * (len(widths) - 1) > limit:
         least = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
-        widths = _narrowed(widths, least, limit - GAP * (len(widths) - 1))
+        widths = _narrow(widths, least, limit - GAP * (len(widths) - 1))
         if not widths or any(
             len(_wrap(*each)) > TALLEST for row in cells for each in zip(row, widths, strict=True)
         ):
@@ -59,7 +59,7 @@ def _width() -> int | None:
     return get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _narrowed(widths: list[int], least: list[int], limit: int) -> list[int]:
+def _narrow(widths: list[int], least: list[int], limit: int) -> list[int]:
     """The widths, the widest ones reduced until they fit; none if they cannot."""
     if sum(least) > limit:
         return []
@@ -93,10 +93,10 @@ def _blocks(cells: Sequence[Sequence[str]], right: Sequence[bool], limit: int) -
     return "\n".join(line.rstrip() for line in lines)
 
 
-def folded(text: str, width: int) -> str:
+def fold(text: str, width: int) -> str:
     """The text with lines of at most this many characters where words allow it; what continues one is indented.
 
-    >>> print(folded("  help: use another name", 16))
+    >>> print(fold("  help: use another name", 16))
       help: use
         another name
     """

@@ -32,7 +32,7 @@ from npuc.verification.batches import has_integer_network, integer_runner
 from npuc.verification.bits import BitDifferences
 from npuc.verification.checking import check_model
 from npuc.verification.equivalence import Original
-from npuc.verification.judging.choosing import Asked, NotTaken, chosen
+from npuc.verification.judging.choosing import Asked, NotTaken, choose_metric
 from npuc.verification.judging.metric import FP32, Metric, Outputs
 
 COMPUTATIONS = (FP32, "integer", "simulator")
@@ -103,8 +103,8 @@ def accuracy(
     """
     check_model(subject.model, program, subject.allow_modified)
     samples = samples_of(program, files)
-    metric, why, truths = chosen(program, samples, asked)
-    count = _simulated(program, simulate)
+    metric, why, truths = choose_metric(program, samples, asked)
+    count = _sample_limit(program, simulate)
     if scheduler is None:
         bar.begin("running the models and simulating", len(samples))
         found = _block(subject, program, metric, samples, truths, count, bar.advance)
@@ -115,7 +115,7 @@ def accuracy(
             bar.begin("running blocks of samples", len(made))
             return made
 
-        found = _merged(on_cluster(computed, tasks, scheduler, bar.advance))
+        found = _merge(on_cluster(compute_block, tasks, scheduler, bar.advance))
     bar.begin("judging")
     report = metric.report(found.digests, truths)
     rows = {name: report.pop(name, None) for name in COMPUTATIONS}
@@ -132,7 +132,7 @@ def accuracy(
     return {"status": "mismatch" if differs else "ok", **what, "simulated": simulated, **known, **report, **rows}
 
 
-def _simulated(program: Program, asked: int | str | None) -> int | None:
+def _sample_limit(program: Program, asked: int | str | None) -> int | None:
     """The number of samples whose words are simulated; None: all. Raises NotTaken for some of a float program."""
     if asked == ALL:
         return None
@@ -178,10 +178,10 @@ def _tasks(
     ]
 
 
-def computed(task: SampleBlock) -> BlockResult:
+def compute_block(task: SampleBlock) -> BlockResult:
     """One block."""
     subject = task.subject
-    allowed = budget.limited(task.limits.memory, task.limits.seconds)
+    allowed = budget.set_limits(task.limits.memory, task.limits.seconds)
     with allowed, custom_ops(task.libraries):
         program = load(subject.directory, allow_modified=subject.allow_modified)
         samples = samples_of(program, task.data).part(task.first, task.stop)
@@ -189,7 +189,7 @@ def computed(task: SampleBlock) -> BlockResult:
         return _block(subject, program, task.metric, samples, task.truths, simulate, first=task.first)
 
 
-def _merged(parts: Iterator[BlockResult]) -> BlockResult:
+def _merge(parts: Iterator[BlockResult]) -> BlockResult:
     """Consecutive blocks as one."""
     digests: Digests = {}
     simulated, exact = 0, list[bool]()
@@ -259,7 +259,7 @@ class Words:
     def __call__(self, batch: Samples, others: Sequence[Outputs]) -> list[Outputs]:
         """The outputs of a batch; others: the integer network's."""
         count = min(self.left, len(batch))
-        found = rows_of(self._simulated(batch.part(0, count).inputs)) if count else []
+        found = rows_of(self._simulate(batch.part(0, count).inputs)) if count else []
         self.left, self.simulated = self.left - count, self.simulated + count
         return [*found, *others[count:]]
 
@@ -268,7 +268,7 @@ class Words:
         """Whether all words agree with the integer network in every bit; None if none were compared."""
         return all(each.exact for each in self._bits) if self._bits else None
 
-    def _simulated(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _simulate(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         if not has_integer_network(self._program):
             return self._run(feeds)
         if not self._bits:
@@ -285,7 +285,7 @@ class Words:
                 self._bits[number].add(feed, shown, outputs)
 
         if isinstance(self._run, CompositeRunner):
-            return self._run.watched(feeds, compare)
+            return self._run.run_parts(feeds, compare)
         seen: dict[str, Array] = {}
         outputs = self._run(feeds, seen.__setitem__)
         compare(0, feeds, seen, outputs)

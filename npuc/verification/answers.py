@@ -11,12 +11,12 @@ import numpy as np
 from npuc.errors import DataError
 from npuc.frozen import frozen
 from npuc.images.description import MOST, Description
-from npuc.images.pictures import fitted, is_picture, opened, pillow
+from npuc.images.pictures import fit, is_picture, open_picture, pillow
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.samples.sources import files_of
 from npuc.samples.structured import row
-from npuc.verification.judging.boxes import Boxes, Decoding, decoded
+from npuc.verification.judging.boxes import Boxes, Decoding, decode_boxes
 from npuc.verification.judging.choosing import reading
 from npuc.verification.judging.detections import Detections, in_units
 from npuc.verification.judging.metric import Outputs, finite
@@ -87,13 +87,13 @@ class Reader:
 
     def _boxes(self, outputs: Outputs, decoding: Decoding) -> Boxes | None:
         """The boxes in pixels of the input; None where scores or a background contradict the decoding."""
-        found = decoded(outputs, decoding)
+        found = decode_boxes(outputs, decoding)
         if found.low < -SURE or found.high > 1 + SURE or found.distributions:
             return None
         if self.described is None or not in_units([found.boxes]):
             return found.boxes
         height, width = self.described.size
-        return found.boxes.scaled(width, height)
+        return found.boxes.scale(width, height)
 
     def _as_json(self, boxes: Boxes) -> Iterator[dict[str, Any]]:
         for corners, score, number in zip(boxes.corners, boxes.scores, boxes.classes, strict=True):
@@ -118,7 +118,7 @@ def answers(reader: Reader, outputs: Mapping[str, Array], count: int) -> list[di
     return [reader.answer(one) for one in each]
 
 
-def pictured(data: Sequence[Path], count: int) -> list[Path]:
+def picture_files(data: Sequence[Path], count: int) -> list[Path]:
     """The picture of each sample; empty where samples are no single pictures."""
     files = files_of(data)
     return files if len(files) == count and all(map(is_picture, files)) else []
@@ -141,14 +141,14 @@ def as_text(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name} {each['shape']}: {numbers}{more}"
 
 
-def drawn(picture: Path, described: Description, answer: Mapping[str, Any], most: int = MOST) -> bytes:
+def draw_answer(picture: Path, described: Description, answer: Mapping[str, Any], most: int = MOST) -> bytes:
     """A PNG of what the network saw of a picture, with its boxes and their names; most: pixels of a side."""
     from io import BytesIO
 
     pil = pillow()
     from PIL import ImageDraw
 
-    pixels = fitted(opened(picture, described.order), described)
+    pixels = fit(open_picture(picture, described.order), described)
     places = [0, 0, 0] if described.order == "gray" else [described.order.index(each) for each in "rgb"]
     image = pil.fromarray(np.ascontiguousarray(pixels[..., places]))
     canvas = ImageDraw.Draw(image)

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from npuc.evidence import DescribedLayer, described, foreign_evidence, network
+from npuc.evidence import DescribedLayer, foreign_evidence, network, read_graph
 from npuc.frontend.model import ImportedModel
-from npuc.frontend.reading import parsed
+from npuc.frontend.reading import parse_model
 from npuc.frozen import frozen
 from npuc.host.step import quantise
 from npuc.ir import Array
@@ -30,7 +30,7 @@ from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.regions.witnesses import standing
 from npuc.samples.loading import Samples
 from npuc.storage.mapped import contents_of
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damage_error, read
 from npuc.target import FLOATING, Observer, Runner, Target, cycles_of
 from npuc.verification.bits import EXACT, BitDifferences, as_numbers
 from npuc.verification.exact import Exact
@@ -111,7 +111,7 @@ class FloatingLayers:
     """
 
     def __init__(self, program: Program, *, confined: bool = True, few_runs: bool = False) -> None:
-        found = described(program)
+        found = read_graph(program)
         self.layers = read(tuple[DescribedLayer, ...], found["layers"], "graph.layers", "graph.json")
         self.reference, self.precision = contents_of(program.evidence)["reference.onnx"], program.precision
         self.shapes = {name: tensor["shape"] for name, tensor in found["tensors"].items()}
@@ -159,7 +159,7 @@ class FloatCheck(_LayerwiseCheck):
             name = layer.tensor
             if name in shown and name in exact:
                 if exact[name].size != shown[name].size:
-                    raise damaged(f"its shape {list(shown[name].shape)} is not the model's", tensor=name)
+                    raise damage_error(f"its shape {list(shown[name].shape)} is not the model's", tensor=name)
                 self.entire.setdefault(name, Difference()).add(exact[name], shown[name])
         for name, alone in self.alone(sample.fed, shown):
             self.single.setdefault(name, Difference()).add(alone.exact, shown[name])
@@ -181,7 +181,7 @@ class IntegerCheck(_LayerwiseCheck):
         inside: ImportedModel | None = None,
     ) -> None:
         self.bits = BitDifferences(program, target)
-        expect_exact_integers(parsed(model, whole=False))
+        expect_exact_integers(parse_model(model, whole=False))
         floats = [entry["float"] for entry in self.bits.tensors.values()]
         floats += [port.name for port in program.inputs]
         super().__init__(model, program, target, chip_model, floats, inside)
@@ -223,7 +223,7 @@ class IntegerCheck(_LayerwiseCheck):
             entry = self.bits.tensors.get(name.removesuffix(EXACT))
             source = name if entry is None else entry["float"]
             if source not in known or (entry is not None and known[source].size != prod(entry["shape"])):
-                raise damaged(f"'{name}' does not stand for the model's '{source}'", file="graph.json")
+                raise damage_error(f"'{name}' does not stand for the model's '{source}'", file="graph.json")
             if entry is None:
                 feeds[name] = known[name]
             else:

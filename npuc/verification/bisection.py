@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npuc.evidence import described
-from npuc.frontend.frames import framed
+from npuc.evidence import read_graph
+from npuc.frontend.frames import add_frames
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
 from npuc.images.description import Description
 from npuc.ir import Array
 from npuc.program import Program, save_files
 from npuc.reference import values_of, with_outputs
-from npuc.regions.compilation import recompiled
+from npuc.regions.compilation import recompile
 from npuc.regions.witnesses import standing
 from npuc.running import batch_of
 from npuc.samples import loading as data
@@ -98,7 +98,7 @@ def _by_compiling(fresh: Program, target: Target) -> _Judge:
     run = target.runner(fresh)
 
     def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
-        for name, values in _simulated(run, batch, outputs=True).items():
+        for name, values in _simulate(run, batch, outputs=True).items():
             for sample, (right, found) in enumerate(zip(values, shown[name], strict=True)):
                 yield _Judged(name, sample, right, ~((right == found) | (np.isnan(right) & np.isnan(found))))
 
@@ -121,7 +121,7 @@ def _by_layer(reference: bytes, graph: Report, precision: str) -> _Judge:
     return judge
 
 
-def _simulated(run: Runner, batch: data.Samples, *, outputs: bool) -> dict[str, Array]:
+def _simulate(run: Runner, batch: data.Samples, *, outputs: bool) -> dict[str, Array]:
     """The tensors that the simulator shows for a batch; floating-point programs count outputs as layers too."""
     shown: dict[str, Array] = {}
     given = run(batch.inputs, shown.__setitem__)
@@ -137,10 +137,10 @@ def first_difference(
     propagated to later layers do not hide their origin. A floating-point program can match bit for bit only with
     the freshly compiled model; an error that both share shows as a difference from onnxruntime beyond rounding.
     """
-    graph, reference = described(program), program.evidence["reference.onnx"]
+    graph, reference = read_graph(program), program.evidence["reference.onnx"]
     if program.precision not in FLOATING:
         return _first(program, target, graph, samples, _by_reference(reference))
-    fresh = recompiled(model, program, target)
+    fresh = recompile(model, program, target)
     found = None if fresh is None else _first(program, target, graph, samples, _by_compiling(fresh, target))
     return found or _first(program, target, graph, samples, _by_layer(reference, graph, program.precision))
 
@@ -155,7 +155,7 @@ def _first(
     found: tuple[_Judged, Shown] | None = None
     size = batch_of(program)
     for number, batch in enumerate(samples.batches(size)):
-        shown = _simulated(run, batch, outputs=program.precision in FLOATING)
+        shown = _simulate(run, batch, outputs=program.precision in FLOATING)
         for each in judge(batch, shown):
             place = orders.get(each.tensor, len(orders)), size * number + each.sample
             if place < best and each.wrong.any():
@@ -241,7 +241,7 @@ def reproduction(
     between the float tensors that the layer reads and the one that it computes; the whole model if the passes have
     left no such part.
     """
-    fp32 = framed(read_model(model), images)
+    fp32 = add_frames(read_model(model), images)
     part = _part(fp32, graph, tensor)
     inputs = _inputs(fp32, [port.name for port in part.graph.input], feed)
     with TemporaryDirectory() as folder:

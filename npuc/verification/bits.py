@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from npuc.evidence import described, foreign_evidence, network
+from npuc.evidence import foreign_evidence, network, read_graph
 from npuc.ir import Array
 from npuc.ops.movement import KEPT_INTEGERS
 from npuc.program import Program
 from npuc.reference import has_integer_products, values_of, with_outputs
 from npuc.regions.witnesses import standing
 from npuc.storage.mapped import contents_of
-from npuc.storage.records import damaged
+from npuc.storage.records import damage_error
 from npuc.target import Target
 
 
@@ -28,7 +28,7 @@ class BitDifferences:
 
     def __init__(self, program: Program, target: Target, *, few_runs: bool = False, confined: bool = True) -> None:
         self.evidence = contents_of(program.evidence)["reference.onnx"]
-        self.described = described(program)
+        self.described = read_graph(program)
         self.tensors: Mapping[str, Any] = self.described["tensors"]
         self.inputs = {port.name for port in program.inputs}
         self.outputs = [port.name for port in program.outputs]
@@ -44,7 +44,7 @@ class BitDifferences:
         """The number format of each integer tensor."""
         missing = {*self.tensors, *self.outputs} - kinds.keys()
         if missing:
-            raise damaged(f"it lacks the tensor '{min(missing)}'", file="reference.onnx")
+            raise damage_error(f"it lacks the tensor '{min(missing)}'", file="reference.onnx")
         self.differing: dict[str, int] = {}
         """Number of differing elements in each tensor that the simulator showed."""
         self.strayed: dict[str, int] = {}
@@ -66,7 +66,7 @@ class BitDifferences:
         for name, value in (*seen.items(), *outputs.items()):
             if name in integer and value.shape != integer[name].shape:
                 reason = f"'{name}' has the shape {list(integer[name].shape)}, the program's {list(value.shape)}"
-                raise damaged(reason, file="reference.onnx")
+                raise damage_error(reason, file="reference.onnx")
         for name in self.outputs:
             self._stray(name, int((~self._near(name, outputs[name], integer[name])).sum()))
         for name in self.tensors.keys() & seen.keys():
@@ -81,7 +81,7 @@ class BitDifferences:
         for name, entry in self.tensors.items():
             found = list(values[name].shape)
             if found != entry["shape"]:
-                raise damaged(f"'{name}' has the shape {found}, not {entry['shape']}", file="reference.onnx")
+                raise damage_error(f"'{name}' has the shape {found}, not {entry['shape']}", file="reference.onnx")
 
     @property
     def exact(self) -> bool:
@@ -161,21 +161,21 @@ class BitDifferences:
         feeds = {name: value for name, value in {**feed, **given}.items() if name in taken}
         values = values_of(self._resumed, self._known, feeds)
         for name in {*self._brought}.intersection(found):
-            if _tied(found[name], values[name]) or self._tied_but_for_nan(name, feed, found[name], values[name]):
+            if _is_tie(found[name], values[name]) or self._tied_but_for_nan(name, feed, found[name], values[name]):
                 values[name] = found[name]
             else:
                 self._stray(name, int((found[name] != values[name]).sum()))
         return values
 
     def _tied_but_for_nan(self, name: str, feed: Mapping[str, Array], found: Array, wanted: Array) -> bool:
-        """`_tied`, allowing for NaN, which the host quantises to 0 and onnxruntime to any integer."""
+        """`_is_tie`, allowing for NaN, which the host quantises to 0 and onnxruntime to any integer."""
         model, weights = network(self.evidence)
         origins = {out: node.input[0] for node in model.graph.node for out in node.output if node.input}
         origin = standing(with_outputs(model, [origins[name]]), weights, confined=self.confined)
         (real,) = origin.run([origins[name]], dict(feed))
         if real.dtype.kind != "f" or not np.isnan(real).any():
             return False
-        return _tied(found, np.where(np.isnan(real), np.int64(self.tensors[name].get("zero_point", 0)), wanted))
+        return _is_tie(found, np.where(np.isnan(real), np.int64(self.tensors[name].get("zero_point", 0)), wanted))
 
     def _near(self, output: str, found: Array, wanted: Array) -> Array:
         """Which output elements agree to library accuracy: relative to the element, to the largest, or absolute.
@@ -218,7 +218,7 @@ def as_numbers(value: Array) -> Array:
     return np.where(np.isnan(value), value.dtype.type(0), value) if value.dtype.kind == "f" else value
 
 
-def _tied(found: Array, wanted: Array) -> bool:
+def _is_tie(found: Array, wanted: Array) -> bool:
     """Whether integers differ only by rounding: a few of them, by one."""
     away = np.abs(found.astype(np.int64) - wanted)
     few = np.count_nonzero(away) <= away.size // TIES or np.unique(wanted[away > 0]).size <= LEVELS

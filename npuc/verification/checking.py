@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from npuc.errors import ArtefactError
-from npuc.evidence import described
+from npuc.evidence import read_graph
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.program import Program, file_sha256, load_evidence
@@ -78,7 +78,7 @@ class CompositeCheck:
         ) -> None:
             self.parts[number].compare(samples, fed, shown, given)
 
-        found = self.run.watched(samples.inputs, compare)
+        found = self.run.run_parts(samples.inputs, compare)
         self.said.label(samples)
         for index, feed in enumerate(samples.feeds()):
             given = {name: row(values, index) for name, values in found.items()}
@@ -159,7 +159,7 @@ def _causes(
             "the activation ranges come from synthetic samples",
             "compile with --calibration FILE.npz of typical samples",
         )
-    graph = described(program)
+    graph = read_graph(program)
     shares = {} if program.precision in FLOATING else _beyond(program.precision, graph, samples)
     for name, share in shares.items():
         if share > BEYOND:

@@ -24,9 +24,9 @@ import numpy as np
 from npuc.frontend import import_model
 from npuc.frontend.binding import with_bound
 from npuc.frontend.forms import forms
-from npuc.frontend.frames import framed
+from npuc.frontend.frames import add_frames
 from npuc.frontend.model import ImportedModel, ImportedNode
-from npuc.frontend.reading import parsed, read_model
+from npuc.frontend.reading import parse_model, read_model
 from npuc.ir import Array, Graph, Node
 from npuc.onnx_files.wire import may_contain
 from npuc.ops.attributes import DTYPE, SCALE
@@ -37,7 +37,7 @@ from npuc.program import Program
 from npuc.reference import graph_session, values_of
 from npuc.regions.artefact import NPU, Contents, is_composite
 from npuc.regions.graphs import part_graph
-from npuc.regions.rebatching import rebatched
+from npuc.regions.rebatching import rebatch
 from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.samples.loading import Samples
 from npuc.samples.streams import Streamed
@@ -78,7 +78,7 @@ def criterion(model: Path, program: Program, samples: Samples) -> Tolerance:
 
 def own_noise(model: Path, program: Program, samples: Samples) -> dict[str, float]:
     """Signal to noise in dB that the model's own formats leave of its outputs, if npuc reads it in another."""
-    if not any(rewrite.deliberate for rewrite, _ in forms(parsed(model, whole=False), model.parent)):
+    if not any(rewrite.deliberate for rewrite, _ in forms(parse_model(model, whole=False), model.parent)):
         return {}
     original, feed = Original(model, program.bound, program.images), next(iter(samples.feeds()))
     wanted = {name: each for name, each in original.run(feed).items() if each.dtype.kind == "f"}
@@ -126,7 +126,7 @@ def _float(model: Path, program: Program) -> Graph:
     shapes = {port.name: port.shape for port in program.inputs}
     with budget():
         bound = with_bound(read_model(model, whole=False), program.bound)
-        bound = framed(rebatched(bound, shapes, program.images, model.parent), program.images)
+        bound = add_frames(rebatch(bound, shapes, program.images, model.parent), program.images)
         return run_passes(import_model(bound, model.parent, shapes), FLOAT_PASSES)
 
 
@@ -136,14 +136,14 @@ def redrawn(samples: Samples) -> Samples:
         return samples
     random, copies = np.random.default_rng(0), -(-DRAWS // len(samples))
 
-    def moved(values: Array) -> Array:
+    def move(values: Array) -> Array:
         found = np.concatenate([values] * copies)
         if values.dtype == np.float32:
             half = random.uniform(-(2.0**-12), 2.0**-12, found.shape)
             found[len(values) :] *= (1 + half).astype(np.float32)[len(values) :]
         return found
 
-    return Samples({name: moved(values) for name, values in samples.inputs.items()})
+    return Samples({name: move(values) for name, values in samples.inputs.items()})
 
 
 def of_bounded(model: Path) -> set[str]:
@@ -190,8 +190,8 @@ def ideal(graph: Graph, precision: str, samples: Samples) -> dict[str, float]:
         values = values_of(exact, names, feed)
         wanted.append({name: values[name] for name in graph.outputs})
         for name, value in {**values, **feed}.items():
-            ranges[name] = _widened(ranges[name], value)
-    found = graph_session(_rounded(graph, precision, ranges), graph.outputs)
+            ranges[name] = _widen(ranges[name], value)
+    found = graph_session(_round_graph(graph, precision, ranges), graph.outputs)
     differences = {name: Difference() for name in graph.outputs}
     for feed, right in zip(feeds, wanted, strict=True):
         for name, value in values_of(found, graph.outputs, feed).items():
@@ -225,7 +225,7 @@ def _in_float(network: ImportedModel, part: Program, *, rounds: bool) -> Runner:
     graph = run_passes(part_graph(network, between(network, inputs, outputs), outputs, "part"), FLOAT_PASSES)
     if rounds:
         names = {name for node in graph.nodes for name in node.outputs}
-        graph = _rounded(graph, "fp16", dict.fromkeys([*names, *graph.inputs], (0.0, 1.0)))
+        graph = _round_graph(graph, "fp16", dict.fromkeys([*names, *graph.inputs], (0.0, 1.0)))
     return sample_by_sample(graph_session(graph, outputs), outputs)
 
 
@@ -244,12 +244,12 @@ def _is_float(graph: Graph, name: str) -> bool:
     return bool(name) and graph.tensors[name].dtype == "float32"
 
 
-def _widened(span: Range, values: Array) -> Range:
+def _widen(span: Range, values: Array) -> Range:
     finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
     return min(span[0], float(finite.min(initial=0))), max(span[1], float(finite.max(initial=0)))
 
 
-def _rounded(graph: Graph, precision: str, ranges: Mapping[str, Range]) -> Graph:
+def _round_graph(graph: Graph, precision: str, ranges: Mapping[str, Range]) -> Graph:
     """The graph with inputs, weights and float results rounded, except results that only a Relu or Clip reads."""
     tensors, constants, nodes = dict(graph.tensors), dict(graph.constants), list[Node]()
     names = graph.names()
@@ -331,7 +331,7 @@ class Nearness:
         best = ideal(self.graph, self.precision, Samples({name: value[None] for name, value in feed.items()}))
         return next((name for name in strange if best.get(name, LEVELS["int16"]) >= ENOUGH["int8"]), None)
 
-    def lost(self, wanted: Mapping[str, Array], found: Mapping[str, Array]) -> set[str]:
+    def lost_outputs(self, wanted: Mapping[str, Array], found: Mapping[str, Array]) -> set[str]:
         """The outputs of a sample that are hardly more than noise."""
         apart = {name: _difference(wanted[name], found[name]) for name in self.graph.outputs}
         least = LEAST.get(self.precision, -inf)

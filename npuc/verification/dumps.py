@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import ArtefactError, NpucError
-from npuc.evidence import described, foreign_evidence
+from npuc.evidence import foreign_evidence, read_graph
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import values_of
@@ -48,7 +48,7 @@ def file_stem(tensor: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", tensor)
 
 
-def compared(
+def compare_dumps(
     folder: Path, program: Program, target: Target, samples: Samples
 ) -> tuple[list[dict[str, Any]], FirstDifference | None]:
     """A row for each dump (tensor, file, elements that differ), and the first difference.
@@ -58,7 +58,7 @@ def compared(
     E502, E508) for a folder without dumps of this program's tensors and for evidence that npuc did not write,
     NpucError (E401, E402) for a dump that cannot be read or has the wrong size.
     """
-    graph = described(program)
+    graph = read_graph(program)
     with foreign_evidence():
         run = standing(program.evidence["reference.onnx"])
     outputs = {port.name: port.dtype for port in program.outputs}
@@ -77,8 +77,8 @@ def compared(
             right = wanted[name]
             if name not in dumps:
                 shape = (len(samples), *right.shape)
-                stored = _stored(program, target, name, file) if file.suffix == ".mem" else None
-                dumps[name] = _read(file, kinds[name], shape) if stored is None else _unpacked(file, stored, shape)
+                stored = _layout_of(program, target, name, file) if file.suffix == ".mem" else None
+                dumps[name] = _read(file, kinds[name], shape) if stored is None else _unpack(file, stored, shape)
             found = dumps[name][sample, ...]
             wrong = ~_near(found, right) if name in outputs else found != right
             differing[name] += int(wrong.sum())
@@ -132,9 +132,9 @@ def _files(folder: Path, kinds: Mapping[str, str]) -> Iterator[tuple[str, Path]]
         yield found[0], path
 
 
-def _stored(program: Program, target: Target, tensor: str, path: Path) -> Stored:
+def _layout_of(program: Program, target: Target, tensor: str, path: Path) -> Stored:
     """A tensor's layout in the machine's memory. Raises ArtefactError (E508) if it is never whole in memory."""
-    found = target.stored(program, tensor)
+    found = target.storage_of(program, tensor)
     if found is None:
         reason = f"'{path.name}' is to be read as the machine has it, but its memory never holds the whole tensor"
         remedy = "write the elements row-major, as .bin or .npy"
@@ -142,7 +142,7 @@ def _stored(program: Program, target: Target, tensor: str, path: Path) -> Stored
     return found
 
 
-def _unpacked(path: Path, stored: Stored, shape: tuple[int, ...]) -> Array:
+def _unpack(path: Path, stored: Stored, shape: tuple[int, ...]) -> Array:
     """A dump of memory as (samples, *shape). Raises NpucError (E401, E402)."""
     try:
         data = np.frombuffer(content(path), np.uint8)

@@ -14,7 +14,7 @@ import numpy as np
 
 from npuc.errors import ModelError
 from npuc.frontend.forms import forms
-from npuc.frontend.reading import parsed
+from npuc.frontend.reading import parse_model
 from npuc.images.description import Description
 from npuc.ir import Array, Graph
 from npuc.onnx_files.integer_products import PRODUCTS
@@ -39,7 +39,7 @@ class Original:
         self, path: Path, bound: Mapping[str, float] = NO_VALUES, images: Sequence[Description] = ()
     ) -> None:
         self.path, self.bound, self.images = path, bound, images
-        self.rewrites = [*forms(parsed(path, whole=False), path.parent)]
+        self.rewrites = [*forms(parse_model(path, whole=False), path.parent)]
         self.read_as: list[str] = []
         self.form = self._first_that_runs()
         self.run, self.outputs = self.form.run, self.form.outputs
@@ -72,7 +72,9 @@ class Original:
             reason = "onnxruntime gives other values with its optimisations than without them"
             raise ModelError("E105", reason, tensor=name, remedy="use another version of onnxruntime")
 
-    def rewritten(self, feed: Mapping[str, Array], wanted: Values) -> tuple[dict[str, float | None], str | None]:
+    def judge_rewrites(
+        self, feed: Mapping[str, Array], wanted: Values
+    ) -> tuple[dict[str, float | None], str | None]:
         """The signal to noise in dB of each rewrite that means something else (None: none), and a wrong rewrite.
 
         Each is compared with the form before it; wanted: the model's outputs. Only noise of a form's own formats
@@ -101,7 +103,7 @@ def _sqnr(wanted: Values, found: Values) -> float | None:
     return min(noise, default=None)
 
 
-def expected(model: Path, samples: Samples, images: Sequence[Description] = ()) -> dict[str, Array]:
+def expected_outputs(model: Path, samples: Samples, images: Sequence[Description] = ()) -> dict[str, Array]:
     """The model's outputs under onnxruntime: (samples, elements) by name. images: as of Form.
 
     Raises ModelError if onnxruntime or npuc cannot read it.
@@ -129,7 +131,7 @@ class Equivalence:
         self.original.release()
         self.graph_after = None
 
-    def expected(self, feed: Mapping[str, Array]) -> Values:
+    def expected_outputs(self, feed: Mapping[str, Array]) -> Values:
         """The model's outputs on a sample. Raises ModelError (E105) if onnxruntime cannot run it."""
         return self.original.run(feed)
 
@@ -148,7 +150,7 @@ class Equivalence:
     def _first(self, feed: Mapping[str, Array]) -> str | None:
         """The first tensor, in the graph's order, that the model also has but with other values."""
         path = self.original.path
-        model = self.original.rewrites[-1][1] if self.original.rewrites else parsed(path)
+        model = self.original.rewrites[-1][1] if self.original.rewrites else parse_model(path)
         form = JudgedModel(model, path.parent, self.original.bound)
         names = present(model, [name for node in self.graph.nodes for name in node.outputs])
         try:

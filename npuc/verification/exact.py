@@ -21,7 +21,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import values_of
 from npuc.regions.graphs import behind, region_model
-from npuc.regions.planning import imported
+from npuc.regions.planning import import_network
 from npuc.regions.witnesses import foreign_session
 from npuc.target import Options
 from npuc.verification.equivalence import Original
@@ -82,7 +82,7 @@ class Exact:
         assert self.original is not None
         wanted = self.original.run(feed)
         self.original.expect_one_meaning(feed, wanted)
-        found, wrong = self.original.rewritten(feed, wanted)
+        found, wrong = self.original.judge_rewrites(feed, wanted)
         told = dict.fromkeys([*self.original.read_as, *found, *filter(None, [wrong])])
         return [{"rewrite": name, "sqnr_db": found.get(name), "wrong": name == wrong} for name in told]
 
@@ -90,7 +90,7 @@ class Exact:
 def read_network(model: Path, program: Program) -> ImportedModel:
     """The units of a program's model, for the shapes and bound inputs that the program has."""
     shapes = {port.name: port.shape for port in program.inputs if min(port.shape, default=0) > 0}
-    return imported(model, Options(bind=tuple(program.bound.items()), input=program.images), shapes)
+    return import_network(model, Options(bind=tuple(program.bound.items()), input=program.images), shapes)
 
 
 PARTS = {"fp16": 2.0**-9, "fp32": 2.0**-14}
@@ -119,7 +119,9 @@ def jumping(
     names = [*wanted]
     jumps = {name: np.zeros(each.shape) for name, each in wanted.items()}
     parts = dict.fromkeys(MOVED, PARTS[precision]) | {STEPS: MOVED[STEPS]}
-    coarse, fine = (form.moved(names, {kind: each / by for kind, each in parts.items()}) for by in (1.0, FINER))
+    coarse, fine = (
+        form.perturbed_runner(names, {kind: each / by for kind, each in parts.items()}) for by in (1.0, FINER)
+    )
     for draw in range(DRAWS):
         far, near = (_apart(moved(feed, draw), wanted) for moved in (coarse, fine))
         for name in names:

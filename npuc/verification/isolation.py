@@ -108,7 +108,7 @@ class Isolated:
 
     def _open(self, names: Sequence[str], magnitudes: bool) -> Any:
         """A session that computes some of the layers; with `magnitudes`, the sums of their terms' magnitudes."""
-        model = _pruned(self.cut, names)
+        model = _prune(self.cut, names)
         weights = {each.name: self.weights[each.name] for each in model.graph.initializer if _outside(each)}
         return standing(_absolute(model, self.smallest) if magnitudes else model, weights, **self.options)
 
@@ -197,7 +197,7 @@ def _nodes_of(model: Any, names: Collection[str]) -> list[Any]:
     return found[::-1]
 
 
-def _pruned(model: Any, names: Sequence[str]) -> Any:
+def _prune(model: Any, names: Sequence[str]) -> Any:
     """A copy of the model reduced to what computes these tensors."""
     import onnx
 

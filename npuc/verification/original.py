@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npuc.errors import ModelError
-from npuc.frontend.reading import parsed
+from npuc.frontend.reading import parse_model
 from npuc.images.description import Description
 from npuc.ir import Array
 from npuc.onnx_files.standby import Standby
@@ -80,9 +80,9 @@ class JudgedModel:
     def run(self, feed: Mapping[str, Array], *, optimised: bool = True, twice: bool = False) -> Values:
         """The outputs on a sample. Raises ModelError (E105) if nothing runs it, or two runs give other values."""
         session = self._session(optimised=optimised)
-        found = _run(session, [*self.outputs], self._fed(feed), self.bound)
+        found = _run(session, [*self.outputs], self._own_inputs(feed), self.bound)
         self.substitute = session.said
-        again = _run(session, [*self.outputs], self._fed(feed), self.bound) if twice else found
+        again = _run(session, [*self.outputs], self._own_inputs(feed), self.bound) if twice else found
         if self.large:
             self.release()
         for name, each in found.items():
@@ -97,16 +97,19 @@ class JudgedModel:
     def of(self, names: Sequence[str], feed: Mapping[str, Array]) -> Values:
         """The values of these tensors on a sample. Raises ModelError (E105) for types that cannot be outputs."""
         return _run(
-            foreign_session(with_outputs(self._proto(), names), self.folder), names, self._fed(feed), self.bound
+            foreign_session(with_outputs(self._proto(), names), self.folder),
+            names,
+            self._own_inputs(feed),
+            self.bound,
         )
 
-    def _fed(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
+    def _own_inputs(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
         """The values of the model's own inputs."""
         return {name: self.frames[name].values_of(x) if name in self.frames else x for name, x in feed.items()}
 
     def room(self, feed: Mapping[str, Array], names: Sequence[str]) -> Room:
         """How far these tensors move under perturbation. Raises ModelError as `of`."""
-        still, moved = self.of(names, feed), self.moved(names)
+        still, moved = self.of(names, feed), self.perturbed_runner(names)
         room = dict.fromkeys(names, (0.0, 0.0))
         for draw in range(DRAWS):
             for name, each in moved(feed, draw).items():
@@ -114,7 +117,7 @@ class JudgedModel:
                 room[name] = max(room[name][0], apart[0]), max(room[name][1], apart[1])
         return room
 
-    def moved(
+    def perturbed_runner(
         self, names: Sequence[str], parts: Mapping[str, float] = MOVED
     ) -> Callable[[Mapping[str, Array], int], Values]:
         """What gives these tensors for a sample, its inputs and all results moved by random parts of their values.
@@ -122,7 +125,7 @@ class JudgedModel:
         parts: the most, by element type. The draws of every call are the same, from the first on.
         """
         try:
-            moving = foreign_session(with_outputs(self._disturbed(parts), names), self.folder)
+            moving = foreign_session(with_outputs(self._disturb(parts), names), self.folder)
         except ModelError:  # an operator of the user's own, for instance, whose result cannot be multiplied
             moving = foreign_session(with_outputs(self._proto(), names), self.folder)
 
@@ -131,8 +134,8 @@ class JudgedModel:
 
         def run(feed: Mapping[str, Array], draw: int) -> Values:
             random = np.random.default_rng(draw)
-            own = self._fed(feed).items()
-            fed = {name: _shifted(each, random, size.get(name, parts["float"])) for name, each in own}
+            own = self._own_inputs(feed).items()
+            fed = {name: _shift(each, random, size.get(name, parts["float"])) for name, each in own}
             return _run(moving, names, fed, self.bound)
 
         return run
@@ -149,7 +152,7 @@ class JudgedModel:
         room = self.room(feed, unlike)
         return next((name for name in unlike if not within(wanted[name], found[name], room[name])), None)
 
-    def resized(self, feed: Mapping[str, Array], wanted: Values, found: Mapping[str, Any]) -> set[str]:
+    def resized_outputs(self, feed: Mapping[str, Array], wanted: Values, found: Mapping[str, Any]) -> set[str]:
         """The outputs of another shape than the form's own, where its noise changes the shape as well."""
         names = [
             name
@@ -171,12 +174,12 @@ class JudgedModel:
     def _proto(self) -> onnx.ModelProto:
         """The model, for changes."""
         if isinstance(self.model, Path):
-            return parsed(self.model, whole=not self.large)
+            return parse_model(self.model, whole=not self.large)
         made = type(self.model)()
         made.CopyFrom(self.model)
         return made
 
-    def _disturbed(self, parts: Mapping[str, float]) -> onnx.ModelProto:
+    def _disturb(self, parts: Mapping[str, float]) -> onnx.ModelProto:
         """The model with a perturbation behind every float result, and before dynamic quantisations."""
         from onnx import inliner
 
@@ -191,7 +194,7 @@ class JudgedModel:
         with suppress(ModelError):  # an inner tensor has a type that cannot be an output
             found = foreign_session(with_outputs(made, names), self.folder).get_outputs()
             types = {each.name: each.type.removeprefix("tensor(").removesuffix(")") for each in found}
-        nodes = [*_perturbed(model.graph.node, types, parts, Names(tensor_names(model.graph)))]
+        nodes = [*_perturb_nodes(model.graph.node, types, parts, Names(tensor_names(model.graph)))]
         del model.graph.node[:]
         model.graph.node.extend(nodes)
         return model
@@ -202,7 +205,7 @@ def _is_text(path: Path) -> bool:
     return str(path).encode("utf-8", "replace") == bytes(path)
 
 
-def _perturbed(
+def _perturb_nodes(
     nodes: Iterable[onnx.NodeProto], types: Mapping[str, str], parts: Mapping[str, float], names: Names
 ) -> Iterator[onnx.NodeProto]:
     from onnx import TensorProto, helper
@@ -273,7 +276,7 @@ def _random(like: str, result: str, span: tuple[float, float], seed: int) -> onn
 def _run(opened: Any, names: Sequence[str], feed: Mapping[str, Array], bound: Mapping[str, float]) -> Values:
     ports = opened.get_inputs()
     try:
-        fed = {each.name: _given(each, feed, bound) for each in ports}
+        fed = {each.name: _input_value(each, feed, bound) for each in ports}
         batch = _batch(ports, fed)
         several = (
             [fed] if batch == 1 else [{name: x[at : at + 1] for name, x in fed.items()} for at in range(batch)]
@@ -302,7 +305,7 @@ def _computable(value: Any) -> Any:
     return value.astype(np.float32) if getattr(value, "dtype", None) == "bfloat16" else value
 
 
-def _given(port: Any, feed: Mapping[str, Array], bound: Mapping[str, float]) -> Array:
+def _input_value(port: Any, feed: Mapping[str, Array], bound: Mapping[str, float]) -> Array:
     """The value of an input in the model's own type."""
     if port.name in bound:
         return np.full([1] * len(port.shape), bound[port.name], _dtype(port.type))
@@ -316,7 +319,7 @@ def _dtype(said: str) -> np.dtype[Any]:
     return np.dtype(NUMPY.get(name, name))
 
 
-def _shifted(values: Array, random: np.random.Generator, part: float) -> Array:
+def _shift(values: Array, random: np.random.Generator, part: float) -> Array:
     """Each element changed by up to a part of its value; arrays other than float32 stay."""
     if getattr(values, "dtype", None) != np.float32:
         return values

@@ -27,7 +27,7 @@ from npuc.regions.artefact import is_composite
 from npuc.regions.assembling import LoweredPart
 from npuc.regions.running import LIMITS, CompositeRunner, sample_by_sample
 from npuc.running import batch_of, input_types, program_inputs
-from npuc.samples.loading import Samples, load, varied
+from npuc.samples.loading import Samples, load, varied_samples
 from npuc.samples.sources import files_of
 from npuc.samples.structured import row
 from npuc.storage.mapped import trim
@@ -76,8 +76,8 @@ class Prover:
     request: Request
 
     def part(self, lowered: LoweredPart, model: Path) -> Program:
-        """The program of a part, checked against a model. Raises as `proved`."""
-        return proved(lowered, replace(self.request, model=model))
+        """The program of a part, checked against a model. Raises as `prove`."""
+        return prove(lowered, replace(self.request, model=model))
 
     def whole(self, program: Program, graphs: Sequence[Graph], samples: Samples) -> Program:
         """The program of all parts, checked against the user's file on the samples that calibrated it.
@@ -90,7 +90,7 @@ class Prover:
         if not graphs:
             samples = self._of_host(program)
         elif samples.synthetic:
-            samples = varied(program_inputs(program))
+            samples = varied_samples(program_inputs(program))
         return entirely(program, graphs, self.request, samples)
 
     def _of_host(self, program: Program) -> Samples:
@@ -99,18 +99,18 @@ class Prover:
         if files_of(self.request.calibration):
             return load(self.request.calibration, types, types.keys(), self.request.options.input)
         try:
-            return varied(types)
+            return varied_samples(types)
         except DataError as error:
             remedy = "give samples with --calibration DATA.npz"
-            raise unproved(DataError.of(replace(each, remedy=remedy) for each in error.problems)) from None
+            raise unproved_error(DataError.of(replace(each, remedy=remedy) for each in error.problems)) from None
 
 
-def proved(found: LoweredPart, request: Request) -> Program:
+def prove(found: LoweredPart, request: Request) -> Program:
     """The program, checked as the options demand; its report records the results.
 
-    Raises Mismatch (E603) if it does not compute what the model does, and what `unproved` gives where that cannot
-    be told: nothing runs the model (E105, E110, E111), its values are random (E105) or never finite (E402), or the
-    chip model cannot run here (E507, E509).
+    Raises Mismatch (E603) if it does not compute what the model does, and what `unproved_error` gives where that
+    cannot be told: nothing runs the model (E105, E110, E111), its values are random (E105) or never finite (E402),
+    or the chip model cannot run here (E507, E509).
     """
     proof, report, options = Proof(), dict(found.program.manifest["report"]), request.options
     if options.proof != "off":
@@ -130,7 +130,7 @@ class _PartProof:
         self.program, self.graph, self.one = _as_read(found.program), found.graph, few_runs
         self.target = target
         self.calibration = found.samples
-        self.samples = varied(input_types(found.graph)) if found.samples.synthetic else found.samples
+        self.samples = varied_samples(input_types(found.graph)) if found.samples.synthetic else found.samples
         self.near = Nearness(found.graph, found.program.precision)
         self.lost: set[str] | None = None
         """Outputs that are hardly more than noise on every sample so far; None before the first."""
@@ -141,7 +141,7 @@ class _PartProof:
         try:
             self.path, self.model = model, Equivalence(model, found.graph)
         except ModelError as error:
-            raise unproved(error) from None
+            raise unproved_error(error) from None
         precise = found.program.precision in FLOATING
         jumps = partial(jumping, self.model.original.form, found.program.precision) if precise else None
         self.outputs = Outputs(found.graph.outputs, jumps)
@@ -166,10 +166,10 @@ class _PartProof:
     def _runs_without_numbers(self) -> int:
         """Runs an integer program on a sample on which the model gives NaN or infinity: its bits are defined.
 
-        Raises what `unproved` gives for a floating-point program, and where the model does not run at all.
+        Raises what `unproved_error` gives for a floating-point program, and where the model does not run at all.
         """
         if self.refusal is not None or self.program.precision in FLOATING:
-            raise unproved(self.refusal or DataError("E402", INFINITE))
+            raise unproved_error(self.refusal or DataError("E402", INFINITE))
         sample = next(iter(self.samples.batches(1)))
         self._runs(sample, ())
         return 1
@@ -190,7 +190,7 @@ class _PartProof:
             if all(np.isfinite(each).all() for each in wanted.values() if each.dtype.kind == "f"):
                 kept.append(index)
                 outputs.append(wanted)
-                self.said = judged(self.model.original, feed, wanted)
+                self.said = judge_rewrites(self.model.original, feed, wanted)
                 self._expect_same(self.model.differing(feed, wanted))
         if not kept:
             return None, ()
@@ -203,11 +203,11 @@ class _PartProof:
         names = node.sources or (node.name,)
         said = "the graph after the passes computes other values than the model"
         problem = Problem("E603", said, names[0], node.op, differing, remedy=NEWER + REMEDY)
-        raise self._told(Mismatch.of([problem]))
+        raise self._explain(Mismatch.of([problem]))
 
-    def _told(self, error: NpucError) -> NpucError:
+    def _explain(self, error: NpucError) -> NpucError:
         """A difference from the model; under another evaluator than onnxruntime either of both may be wrong."""
-        return disputed(error, self.model.original.form.substitute)
+        return disputed_error(error, self.model.original.form.substitute)
 
     def _runs(self, samples: Samples, wanted: Sequence[Feed]) -> None:
         """Compares the program on samples. Raises Mismatch (E603), and E507 or E509 for lack of a tool or memory.
@@ -219,8 +219,8 @@ class _PartProof:
             outputs = self._runner(samples.inputs, shown.__setitem__)
         except NpucError as error:
             if any(each.code in CANNOT for each in error.problems):
-                raise unproved(error) from None
-            raise _trapped(error) from error
+                raise unproved_error(error) from None
+            raise _chip_defect(error) from error
         for index, feed in enumerate(samples.feeds()):
             seen, given = (
                 {name: each[index, ...] for name, each in values.items()} for values in (shown, outputs)
@@ -237,21 +237,23 @@ class _PartProof:
         Synthetic samples unlike those used for calibration may saturate: then a calibration sample must be far
         too.
         """
-        lost = self.near.lost(wanted, outputs)
-        self.lost = lost if self.lost is None else self.lost & lost
+        lost = self.near.lost_outputs(wanted, outputs)
+        self.lost = lost if self.lost_outputs is None else self.lost_outputs & lost
         far = self.near.far(feed, wanted, outputs)
         if far is not None and self.samples.synthetic:
             far = self.near.far(*self._calibrated)
         if far is not None:
             node = self.graph.producers[far]
             names = node.sources or (node.name,)
-            raise self._told(_defect("the program's values are not the quantised model's", names[0], node.op, far))
+            raise self._explain(
+                _defect("the program's values are not the quantised model's", names[0], node.op, far)
+            )
 
     def warnings(self) -> list[Problem]:
         """Warnings of what the model is read as (W303), and of outputs that are hardly more than noise (W302)."""
         lost = self.lost or set[str]()
         if lost and self.samples.synthetic:
-            lost = lost & self.near.lost(*self._calibrated[1:])
+            lost = lost & self.near.lost_outputs(*self._calibrated[1:])
         noisy = [name for name in self.graph.outputs if name in lost]
         found = [Problem("W302", NOISE, tensor=name, remedy=FIND) for name in noisy]
         return [*self.said, *found, *(each for each in self._coarse() if each.tensor not in noisy)]
@@ -276,7 +278,7 @@ class _PartProof:
         """A calibration sample, the model's outputs for it, and the program's."""
         batch = next(iter(self.calibration.batches(1)))
         (feed,), outputs = batch.feeds(), self._runner(batch.inputs)
-        return feed, self.model.expected(feed), {name: each[0] for name, each in outputs.items()}
+        return feed, self.model.expected_outputs(feed), {name: each[0] for name, each in outputs.items()}
 
     @cached_property
     def _runner(self) -> Runner:
@@ -293,7 +295,7 @@ class _PartProof:
 Feed = dict[str, Array]
 
 
-def unproved(error: NpucError) -> NpucError:
+def unproved_error(error: NpucError) -> NpucError:
     """A refusal of a program that cannot be run, or has nothing to be compared with."""
     return type(error).of(
         replace(each, remedy=UNRUN if each.remedy is None and each.code == "E105" else f"{each.help}; {UNPROVED}")
@@ -301,23 +303,23 @@ def unproved(error: NpucError) -> NpucError:
     )
 
 
-def disputed(error: NpucError, substitute: str) -> NpucError:
+def disputed_error(error: NpucError, substitute: str) -> NpucError:
     """A difference from the model: a refusal (E105) where onnxruntime's substitute is the only witness."""
     if not substitute:
         return error
     reason = "npuc and what takes onnxruntime's place read the model differently; "
     found = (replace(each, code="E105", reason=reason + substitute, remedy=None) for each in error.problems)
-    return unproved(ModelError.of(found))
+    return unproved_error(ModelError.of(found))
 
 
-def judged(original: Original, feed: Feed, wanted: Feed) -> list[Problem]:
+def judge_rewrites(original: Original, feed: Feed, wanted: Feed) -> list[Problem]:
     """A warning (W303) for each deliberate difference from the model, after every rewrite was proved on a sample.
 
     wanted: the model's outputs. Raises ModelError (E105) if onnxruntime contradicts itself, Mismatch (E603) for a
     rewrite that changes more than the noise of the model's own formats.
     """
     original.expect_one_meaning(feed, wanted)
-    read, wrong = original.rewritten(feed, wanted)
+    read, wrong = original.judge_rewrites(feed, wanted)
     if wrong is not None:
         raise _defect(f"a rewrite of the model changes its values: {wrong}", None, None, None)
     refused = "onnxruntime refuses the model as it is, and judges what npuc reads it as: {}"
@@ -345,13 +347,13 @@ def expect_types(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
 def entirely(program: Program, graphs: Sequence[Graph], request: Request, samples: Samples) -> Program:
     """A program of several parts, proved as a whole: its NPU parts in float, its host regions as they will run.
 
-    graphs: of the NPU parts, in order. samples: as for `proved`. Raises Mismatch (E603) if it does not compute
-    what the user's file does, ModelError (E105) for a region that onnxruntime cannot run, or as `proved` does.
+    graphs: of the NPU parts, in order. samples: as for `prove`. Raises Mismatch (E603) if it does not compute
+    what the user's file does, ModelError (E105) for a region that onnxruntime cannot run, or as `prove` does.
     """
     try:
         original = Original(request.model, dict(request.options.bind), request.options.input)
     except ModelError as error:
-        raise unproved(error) from None
+        raise unproved_error(error) from None
     waiting = iter(graphs)
 
     def in_float(_part: Program) -> Runner:
@@ -373,22 +375,22 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
             found, again = ({name: row(each, 0) for name, each in runner(batch.inputs).items()} for _ in range(2))
         except NpucError as error:
             raise _untold(error, original.form.substitute) from error
-        said = judged(original, feed, wanted)
-        free = original.form.resized(feed, wanted, found)
+        said = judge_rewrites(original, feed, wanted)
+        free = original.form.resized_outputs(feed, wanted, found)
         expect_types({name: each for name, each in wanted.items() if name not in free}, found)
         apart = next((name for name in found if not same(found[name], again[name])), None)
         if apart is not None:
-            raise unproved(ModelError("E105", "the host gives other values in every run", tensor=apart))
+            raise unproved_error(ModelError("E105", "the host gives other values in every run", tensor=apart))
         apart = original.form.beyond(feed, wanted, found)
         if apart is not None:
             error = _defect("the parts together compute other values than the model", None, None, apart)
-            raise disputed(error, original.form.substitute)
+            raise disputed_error(error, original.form.substitute)
         count += 1
         if request.options.proof == "one":
             break
     if not count:
         assert refusal is not None
-        raise unproved(refusal)
+        raise unproved_error(refusal)
     report = dict(program.manifest["report"])
     report["proof"] = {**report["proof"], "model": True} if graphs else asdict(Proof(count, None, True))
     if said:
@@ -400,10 +402,10 @@ def _untold(error: NpucError, substitute: str) -> NpucError:
     """What to raise for a host region that does not run on a sample; substitute: of onnxruntime, for the model."""
     problem = error.problems[0]
     if problem.code in (*CANNOT, *LIMITS):
-        return unproved(error)
+        return unproved_error(error)
     if not substitute:
-        return _trapped(error, "the host refuses its part of the program")
-    return unproved(ModelError("E105", problem.reason, node=problem.node, op=problem.op, remedy=WRITE))
+        return _chip_defect(error, "the host refuses its part of the program")
+    return unproved_error(ModelError("E105", problem.reason, node=problem.node, op=problem.op, remedy=WRITE))
 
 
 class _BitProof:
@@ -445,7 +447,7 @@ def _as_read(program: Program) -> Program:
     return replace(program, manifest=json.loads(json.dumps(program.manifest)))
 
 
-def _trapped(error: NpucError, said: str = "the chip model refuses the program") -> NpucError:
+def _chip_defect(error: NpucError, said: str = "the chip model refuses the program") -> NpucError:
     """An error of the chip model or of the host, turned into a defect of npuc."""
     return Mismatch.of(
         replace(each, code="E603", reason=f"{said}: {each.reason}", remedy=REMEDY) for each in error.problems

@@ -114,7 +114,7 @@ def _same_axis(before: Sequence[int], after: Sequence[int], axis: int) -> int | 
     return None
 
 
-def _taken(node: Node, source: str, axis: int, names: Sequence[str], stem: str) -> Node:
+def _take_parts(node: Node, source: str, axis: int, names: Sequence[str], stem: str) -> Node:
     """The node that takes the same parts from another tensor, along one of its axes."""
     attrs = {**node.attrs, "axis": axis} if node.op == "Split" else {**node.attrs, "axes": (axis,)}
     return Node(node.op, (source, *node.inputs[1:]), tuple(names), attrs, stem, node.sources)
@@ -139,7 +139,7 @@ def _moved_parts(
 ) -> list[Node]:
     """The parts of the moved tensor, each moved separately."""
     names = [rewriter.fresh(f"{name}/part") for name in node.outputs]
-    new = [_taken(node, move.inputs[0], axis, names, f"{node.name}/before")]
+    new = [_take_parts(node, move.inputs[0], axis, names, f"{node.name}/before")]
     sources = rewriter.sources(node, move)
     for part, result, each in zip(names, node.outputs, attrs, strict=True):
         new.append(Node(move.op, (part, *move.inputs[1:]), (result,), each, f"{result}/moved", sources))
@@ -152,7 +152,7 @@ def _of_every_operand(rewriter: Rewriter, node: Node, move: Node, parts: TakenPa
     columns: list[list[str]] = [[] for _ in node.outputs]
     for at, operand in enumerate(move.inputs):
         names = [rewriter.fresh(f"{name}/part_{at}") for name in node.outputs]
-        new.append(_taken(node, operand, parts.axis, names, f"{node.name}/before_{at}"))
+        new.append(_take_parts(node, operand, parts.axis, names, f"{node.name}/before_{at}"))
         for column, name in zip(columns, names, strict=True):
             column.append(name)
     sources = rewriter.sources(node, move)
@@ -198,16 +198,16 @@ def move_as_floats(graph: Graph) -> Graph:
 def _dequantised_first(rewriter: Rewriter, node: Node) -> bool:
     """DequantizeLinear of a move without other readers: the move comes last."""
     move = rewriter.private(node.inputs[0]) if node.op == "DequantizeLinear" else None
-    return move is not None and _swapped(rewriter, node, move, node)
+    return move is not None and _swap(rewriter, node, move, node)
 
 
 def _quantised_last(rewriter: Rewriter, node: Node) -> bool:
     """A move of a QuantizeLinear without other readers: the move comes first."""
     steps = rewriter.private(node.inputs[0]) if node.op in MOVES else None
-    return steps is not None and steps.op == "QuantizeLinear" and _swapped(rewriter, node, steps, steps)
+    return steps is not None and steps.op == "QuantizeLinear" and _swap(rewriter, node, steps, steps)
 
 
-def _swapped(rewriter: Rewriter, second: Node, first: Node, steps: Node) -> bool:
+def _swap(rewriter: Rewriter, second: Node, first: Node, steps: Node) -> bool:
     """Swaps two consecutive nodes: replaces the second by both in the other order."""
     move = first if steps is second else second
     sizes = (rewriter.shape(name) for name in steps.inputs[1:])

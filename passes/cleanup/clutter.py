@@ -111,7 +111,7 @@ def _whole_slice(_draft: Rewriter, node: Node) -> bool:
     return all(step > 0 for step in STEPS(node))
 
 
-def _unlimited(_draft: Rewriter, node: Node) -> bool:
+def _is_unlimited(_draft: Rewriter, node: Node) -> bool:
     return MIN(node) == float("-inf") and MAX(node) == float("inf")
 
 
@@ -150,7 +150,7 @@ _NO_OPS: Mapping[str, Test] = {
     "Pad": _all_zero("pads"),
     "Transpose": _identity_permutation,
     "Slice": _whole_slice,
-    "Clip": _unlimited,
+    "Clip": _is_unlimited,
     "MaxPool": _one_tap,
     "AveragePool": _one_tap,
     "GlobalAveragePool": _one_element,

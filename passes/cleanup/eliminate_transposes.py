@@ -53,7 +53,7 @@ def _compose(rewriter: Rewriter, node: Node) -> bool:
     if first is None or first.op != "Transpose":
         return False
     perm = compose(PERM(first), PERM(node))
-    there = _transposed(rewriter, first.inputs[0], perm)
+    there = _existing_transpose(rewriter, first.inputs[0], perm)
     if there is not None and node.output not in rewriter.outputs:
         rewriter.drop(node, there)
         return True
@@ -62,7 +62,7 @@ def _compose(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _flattened(rewriter: Rewriter, reshape: Node) -> Node | None:
+def _following_gemm(rewriter: Rewriter, reshape: Node) -> Node | None:
     """The Gemm with a constant weight that is the only reader, if whole samples become its rows."""
     gemm = rewriter.only_reader(reshape.output) if reshape.op == "Reshape" else None
     if gemm is None or gemm.op != "Gemm" or gemm.inputs[1] not in rewriter.constants:
@@ -78,7 +78,7 @@ def _permute_weight(rewriter: Rewriter, node: Node) -> bool:
     if reshape is None or transpose is None or transpose.op != "Transpose":
         return False
     perm = PERM(transpose)
-    if perm[0] != 0 or _flattened(rewriter, reshape) is not node:
+    if perm[0] != 0 or _following_gemm(rewriter, reshape) is not node:
         return False
     w = rewriter.constants[node.inputs[1]]
     columns = w.reshape(w.shape[0], *rewriter.shape(transpose.output)[1:]).transpose(inverse(perm))
@@ -90,7 +90,7 @@ def _permute_weight(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _renumbered(node: Node, perm: Perm) -> tuple[int, ...] | None:
+def _renumber(node: Node, perm: Perm) -> tuple[int, ...] | None:
     """The axes of a reduction that drops them, before a Transpose; None if that reorders the remaining axes."""
     if not node.op.startswith("Reduce") or KEEPDIMS(node):
         return None
@@ -104,7 +104,7 @@ def _renumber_axes(rewriter: Rewriter, node: Node) -> bool:
     transpose = rewriter.producer(node.inputs[0]) if node.op.startswith("Reduce") else None
     if transpose is None or transpose.op != "Transpose":
         return False
-    axes = _renumbered(node, PERM(transpose))
+    axes = _renumber(node, PERM(transpose))
     if axes is None:
         return False
     sources = rewriter.sources(transpose, node)
@@ -207,7 +207,7 @@ def _entering_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str
     if producer is None or producer.op != "Transpose":
         return (
             0.0
-            if _stays(rewriter, _transposed(rewriter, name, perm), members)
+            if _stays(rewriter, _existing_transpose(rewriter, name, perm), members)
             else _cost(rewriter.shape(name), perm, name in rewriter.graph.inputs)
         )
     x, first = producer.inputs[0], PERM(producer)
@@ -216,7 +216,7 @@ def _entering_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str
         after = _cost(tuple(shape[axis] for axis in perm), between, at_the_edge=False)
         return after - (0.0 if _stays(rewriter, name, members) else _cost(shape, first, at_the_edge=False))
     at_the_edge = x in rewriter.graph.inputs
-    there = _stays(rewriter, _transposed(rewriter, x, compose(first, perm)), members)
+    there = _stays(rewriter, _existing_transpose(rewriter, x, compose(first, perm)), members)
     after = 0.0 if there else _cost(rewriter.shape(x), compose(first, perm), at_the_edge)
     return after - (0.0 if _stays(rewriter, name, members) else _cost(rewriter.shape(x), first, at_the_edge))
 
@@ -235,7 +235,7 @@ def _stays(rewriter: Rewriter, name: str | None, members: set[str]) -> bool:
     return name in rewriter.outputs or any(each.output not in members for each in rewriter.readers(name))
 
 
-def _transposed(rewriter: Rewriter, name: str, perm: Perm) -> str | None:
+def _existing_transpose(rewriter: Rewriter, name: str, perm: Perm) -> str | None:
     """The result of an existing Transpose of the tensor by perm."""
     found = (each for each in rewriter.readers(name) if each.op == "Transpose" and PERM(each) == perm)
     return next((each.output for each in found), None)
@@ -265,7 +265,7 @@ def _leaving_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str]
 
 def _absorbs(rewriter: Rewriter, reader: Node, perm: Perm) -> bool:
     """Whether a rule of this pass folds a Transpose in front of the reader into it."""
-    return _renumbered(reader, perm) is not None or (perm[0] == 0 and _flattened(rewriter, reader) is not None)
+    return _renumber(reader, perm) is not None or (perm[0] == 0 and _following_gemm(rewriter, reader) is not None)
 
 
 def _move_regions(rewriter: Rewriter, names: MovedNames) -> bool:
@@ -318,7 +318,7 @@ def _move_node(
     """
     before: list[Node] = []
     for name in moved_inputs(rewriter, node) or ():
-        there = _transposed(rewriter, name, perm)
+        there = _existing_transpose(rewriter, name, perm)
         if name not in moved and there is not None:
             moved[name] = there
         elif name not in moved:

@@ -78,7 +78,7 @@ def reduce_before_squeeze(rewriter: Rewriter, node: Node) -> bool:
     reshape = rewriter.producer(node.inputs[0]) if node.op.startswith("Reduce") else None
     if reshape is None or reshape.op != "Reshape" or KEEPDIMS(node):
         return False
-    layout = _unsqueezed(rewriter.shape(reshape.inputs[0]), rewriter.shape(reshape.output))
+    layout = _unsqueeze_layout(rewriter.shape(reshape.inputs[0]), rewriter.shape(reshape.output))
     if layout is None:
         return False
     dropped = AXES(node)
@@ -92,13 +92,13 @@ def _common_layout(rewriter: Rewriter, reshapes: list[Node]) -> tuple[Layout, li
     """A common layout: the tensors before all of these Reshapes are those after them plus axes of extent 1."""
     pairs = [(rewriter.shape(each.inputs[0]), rewriter.shape(each.output)) for each in reshapes]
     for before, after in pairs:
-        layout = _unsqueezed(before, after)
+        layout = _unsqueeze_layout(before, after)
         if layout is not None and all(_with_axes(short, layout) == long for long, short in pairs):
             return layout, reshapes
     return None
 
 
-def _unsqueezed(before: tuple[int, ...], after: tuple[int, ...]) -> Layout | None:
+def _unsqueeze_layout(before: tuple[int, ...], after: tuple[int, ...]) -> Layout | None:
     """The positions of axes of extent 1 in `before` that `after` lacks; None if the shapes differ otherwise."""
     layout: list[int | None] = []
     at = 0

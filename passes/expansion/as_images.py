@@ -15,12 +15,12 @@ from npuc.passes.expansion.images import (
     TIDY,
     ImageLimits,
     Shape,
-    carried,
     extents,
+    from_image,
     front,
     is_image,
-    returned,
     sides,
+    to_image,
 )
 from npuc.passes.recognition.recognise_batch_norm import scale_and_shift
 from npuc.passes.rewriting.layout import UNARY
@@ -68,11 +68,11 @@ def _on_images(rewriter: Rewriter, node: Node, inner: Node, shapes: Mapping[str,
     names: dict[str, str] = {}
     before: list[Node] = []
     for name, shape in shapes.items():
-        names[name], nodes = carried(rewriter, name, perm, shape, node.sources)
+        names[name], nodes = to_image(rewriter, name, perm, shape, node.sources)
         before += nodes
     image = rewriter.fresh(f"{node.output}/image")
     moved = replace(inner, inputs=tuple(names.get(name, name) for name in inner.inputs), outputs=(image,))
-    rewriter.replace(node, *before, moved, *returned(rewriter, image, perm, node.output, node.sources))
+    rewriter.replace(node, *before, moved, *from_image(rewriter, image, perm, node.output, node.sources))
     return True
 
 
@@ -112,7 +112,7 @@ def _pair(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
         return False
     if node.op == "Sub":
         return _subtract(rewriter, node)
-    aligned = {name: _aligned(rewriter.shape(name), len(result)) for name in node.inputs}
+    aligned = {name: _align(rewriter.shape(name), len(result)) for name in node.inputs}
     repeated = [axis for axis, extent in enumerate(result) if any(s[axis] != extent for s in aligned.values())]
     whole = next((name for name in node.inputs if aligned[name] == result), None)
     if whole is None:
@@ -139,7 +139,7 @@ def _subtract(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _aligned(shape: Shape, rank: int) -> Shape:
+def _align(shape: Shape, rank: int) -> Shape:
     return (1,) * (rank - len(shape)) + shape
 
 
@@ -158,7 +158,7 @@ def _limit(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
         return False
     x, constant = found
     shape, given = rewriter.shape(x), rewriter.shape(constant)
-    varying = {axis for axis, extent in enumerate(_aligned(given, len(shape))) if extent > 1}
+    varying = {axis for axis, extent in enumerate(_align(given, len(shape))) if extent > 1}
     if is_image(shape) and (varying <= {1} or given == shape):
         return False
     image = shape if is_image(shape) else limits.image_shape(rewriter.types[x].size)
@@ -194,7 +194,7 @@ def _per_channel(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
         if channels
         else limits.image_shape(rewriter.types[line.x].size)
     )
-    parameters = [_moved(each, shape, perm, channels, image[1]) for each in (line.factor, line.shift)]
+    parameters = [_channel_vector(each, shape, perm, channels, image[1]) for each in (line.factor, line.shift)]
     if node.op == "PRelu":
         inner = replace(node, inputs=(line.x, _constant(rewriter, node, "slope", parameters[0].reshape(-1, 1, 1))))
     else:
@@ -229,7 +229,7 @@ def _line(rewriter: Rewriter, node: Node) -> _Affine | None:
 
 def _varying(line: _Affine, rank: int) -> set[int]:
     """The axes along which a parameter varies."""
-    shapes = [_aligned(each.shape, rank) for each in (line.factor, line.shift)]
+    shapes = [_align(each.shape, rank) for each in (line.factor, line.shift)]
     return {axis for shape in shapes for axis, extent in enumerate(shape) if extent != 1}
 
 
@@ -241,11 +241,11 @@ def _channel_axes(shape: Shape, varying: set[int]) -> tuple[Shape, int]:
     return front(sorted(varying), len(shape)), len(varying)
 
 
-def _moved(value: Array, shape: Shape, perm: Shape, channels: int, count: int) -> Array:
+def _channel_vector(value: Array, shape: Shape, perm: Shape, channels: int, count: int) -> Array:
     """A parameter as a vector with one element per channel."""
     if not channels:
         return np.full(count, value.reshape(()))
-    aligned = value.reshape(_aligned(value.shape, len(shape))).transpose(perm)
+    aligned = value.reshape(_align(value.shape, len(shape))).transpose(perm)
     wanted = [shape[axis] if at < channels else 1 for at, axis in enumerate(perm)]
     return np.broadcast_to(aligned, wanted).reshape(-1)
 

@@ -288,10 +288,10 @@ class PadLongAverages:
 
     def __call__(self, graph: Graph) -> Graph:
         """The graph with such averages in stages."""
-        return rewrite(graph, partial(_divided, self.limits))
+        return rewrite(graph, partial(_divide, self.limits))
 
 
-def _divided(limits: AverageLimits, rewriter: Rewriter, node: Node) -> bool:
+def _divide(limits: AverageLimits, rewriter: Rewriter, node: Node) -> bool:
     shape = rewriter.shape(node.inputs[0]) if node.op in ("AveragePool", "GlobalAveragePool") else ()
     if len(shape) != 4 or rewriter.shape(node.output)[2:] != (1, 1):
         return False
@@ -299,7 +299,7 @@ def _divided(limits: AverageLimits, rewriter: Rewriter, node: Node) -> bool:
     window = window_of(node, kernel)
     if any((*window.begins, *window.ends)) or window.ceil_mode or max(window.dilations) > 1:
         return False
-    along = [axis for axis in (0, 1) if _undivided(kernel[axis], limits)]
+    along = [axis for axis in (0, 1) if _is_indivisible(kernel[axis], limits)]
     if not along or kernel != shape[2:]:
         return False
     axis = along[-1]
@@ -312,7 +312,7 @@ def _divided(limits: AverageLimits, rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _undivided(kernel: int, limits: AverageLimits) -> bool:
+def _is_indivisible(kernel: int, limits: AverageLimits) -> bool:
     """Whether equal pieces of an axis stay too long, or would take more stages than padded ones."""
     stages = PooledAxis(kernel, 1, 1, 1, limits).stages()
     return len(stages) > MOST_STAGES or max(stage[0] for stage in stages) > limits.extent

@@ -87,7 +87,7 @@ def _by_bands(rewriter: Rewriter, node: Node) -> bool:
     source = source or _identity(rewriter, node, x)
     sources = rewriter.sources(source.node, reshape, node)
     bands = [
-        (slice(start, end), NormalisedConv(source.node, *_folded(source, factor[:, start], shift[:, start])))
+        (slice(start, end), NormalisedConv(source.node, *_fold(source, factor[:, start], shift[:, start])))
         for start, end in pairwise(bounds)
     ]
     whole = rewriter.fresh(f"{node.output}/image")
@@ -133,7 +133,7 @@ def _identity(rewriter: Rewriter, node: Node, x: str) -> NormalisedConv:
     return NormalisedConv(conv, np.ones((C, 1, 1, 1)), np.zeros(C))
 
 
-def _folded(source: NormalisedConv, factor: Array, shift: Array) -> tuple[Array, Array]:
+def _fold(source: NormalisedConv, factor: Array, shift: Array) -> tuple[Array, Array]:
     return source.weight * factor.reshape(-1, 1, 1, 1), source.bias * factor + shift
 
 

@@ -260,7 +260,7 @@ def _covering(graph: Graph, node: Node, stacked: Collection[str], limits: ImageL
         if before is not None and len(source) == 4 and source[0] == shape[0]:
             x, shape = before.inputs[0], source
         row = len(shape) == 2 and x not in stacked
-        return _Covering(x, limits.folded(shape[1]) if row else _extents(shape))
+        return _Covering(x, limits.fold(shape[1]) if row else _extents(shape))
     if node.op != "Conv" or len(shape) != 4 or GROUP(node) != 1:
         return None
     window = window_of(node, graph.shape(node.inputs[1])[2:])

@@ -14,7 +14,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.movement import interleaved_extents
 from npuc.ops.windows import Window, window_of
-from npuc.passes.rewriting.maps import in_lanes, interleaved, phased
+from npuc.passes.rewriting.maps import in_lanes, interleave, phase_nodes
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_PHASES = 256
@@ -75,16 +75,16 @@ class TransposedAxis:
     outputs: int
     block: int
 
-    def separate(self) -> list[Phase]:
+    def separate_phases(self) -> list[Phase]:
         """For each member of the block the Conv with the smallest window."""
         return [self._phases([number], self._spacing)[0] for number in range(self.block)]
 
-    def ragged(self) -> list[Phase]:
+    def ragged_phases(self) -> list[Phase]:
         """The same, each with the number of outputs of its member; members without outputs have no Conv."""
         counts = interleaved_extents(self.outputs, min(self.block, self.outputs))
         return [self._phases([number], self._spacing, count)[0] for number, count in enumerate(counts)]
 
-    def common(self) -> list[Phase]:
+    def common_phases(self) -> list[Phase]:
         """For each member of the block a Conv, all with the same window."""
         return self._phases(range(self.block), 1)
 
@@ -124,7 +124,7 @@ def _to_convs(lanes: int, rewriter: Rewriter, node: Node) -> bool:
     if block**2 > MOST_PHASES:
         return False
     axes = _axes(rewriter, node, (block, block))
-    convs = _chosen(lanes, rewriter, node, axes)
+    convs = _choose_phases(lanes, rewriter, node, axes)
     if block == 1:
         rewriter.replace(node, _conv(rewriter, node, convs[0], node.output))
         return True
@@ -132,7 +132,7 @@ def _to_convs(lanes: int, rewriter: Rewriter, node: Node) -> bool:
     stems = [f"phase_{row}_{column}" for row, column in numbers] if len(convs) > 1 else ["phases"]
     names = [rewriter.fresh(f"{node.output}/{stem}") for stem in stems]
     made = [_conv(rewriter, node, phases, y) for phases, y in zip(convs, names, strict=True)]
-    rewriter.replace(node, *made, *interleaved(rewriter, node, names, block))
+    rewriter.replace(node, *made, *interleave(rewriter, node, names, block))
     return True
 
 
@@ -142,12 +142,12 @@ def _to_phases(rewriter: Rewriter, node: Node) -> bool:
     strides = _window(rewriter, node).strides
     if prod(strides) > MOST_PHASES:
         return False
-    rows, columns = (axis.ragged() for axis in _axes(rewriter, node, strides))
+    rows, columns = (axis.ragged_phases() for axis in _axes(rewriter, node, strides))
 
-    def made(row: Phase, column: Phase, output: str) -> Node:
+    def make(row: Phase, column: Phase, output: str) -> Node:
         return _conv(rewriter, node, [(row, column)], output)
 
-    rewriter.replace(node, *phased(rewriter, node, rows, columns, made))
+    rewriter.replace(node, *phase_nodes(rewriter, node, rows, columns, make))
     return True
 
 
@@ -180,11 +180,11 @@ Phases = Sequence[tuple[Phase, Phase]]
 """Row and column phases of one Conv; their windows are the same."""
 
 
-def _chosen(lanes: int, rewriter: Rewriter, node: Node, axes: Sequence[TransposedAxis]) -> list[Phases]:
+def _choose_phases(lanes: int, rewriter: Rewriter, node: Node, axes: Sequence[TransposedAxis]) -> list[Phases]:
     """One Conv for each phase, or, if that is clearly less work, one for all."""
-    rows, columns = (axis.separate() for axis in axes)
+    rows, columns = (axis.separate_phases() for axis in axes)
     separate: list[Phases] = [[(row, column)] for row in rows for column in columns]
-    rows, columns = (axis.common() for axis in axes)
+    rows, columns = (axis.common_phases() for axis in axes)
     common: list[Phases] = [[(row, column) for row in rows for column in columns]]
     constant = all(name in rewriter.constants for name in node.inputs[1:] if name)
     if len(separate) == 1 or GROUP(node) > 1 or not constant:

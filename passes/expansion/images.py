@@ -58,13 +58,13 @@ class ImageLimits:
         channels = min((each for each in range(1, most + 1) if elements % each == 0), key=cost)
         return 1, channels, *sides(elements // channels)
 
-    def folded(self, elements: int, most_extent: int | None = None) -> tuple[int, int, int]:
+    def fold(self, elements: int, most_extent: int | None = None) -> tuple[int, int, int]:
         """(C, H, W) with C*H*W = elements: one pixel if C is within the limit, otherwise as few as fill all lanes.
 
         H and W are at most most_extent; if nothing fits, all elements are channels.
 
         >>> limits = ImageLimits(lanes=16, channels=256, extent=256, pixels=64)
-        >>> limits.folded(128), limits.folded(640), limits.folded(257 * 61, 32)
+        >>> limits.fold(128), limits.fold(640), limits.fold(257 * 61, 32)
         ((128, 1, 1), (160, 2, 2), (15677, 1, 1))
         """
         if elements <= self.channels:
@@ -93,7 +93,7 @@ def sides(count: int) -> tuple[int, int]:
     return height, count // height
 
 
-def carried(
+def to_image(
     rewriter: Rewriter, tensor: str, perm: Sequence[int], shape: Shape, sources: Sequence[str]
 ) -> tuple[str, list[Node]]:
     """The tensor with its axes permuted, then reshaped: its name, and the nodes that compute it.
@@ -118,10 +118,10 @@ def carried(
     return tensor, nodes
 
 
-def returned(
+def from_image(
     rewriter: Rewriter, image: str, perm: Sequence[int], result: str, sources: Sequence[str]
 ) -> list[Node]:
-    """The nodes that compute a result of the graph from its image, undoing `carried` with this permutation."""
+    """The nodes that compute a result of the graph from its image, undoing `to_image` with this permutation."""
     shape = rewriter.shape(result)
     if moves_nothing(shape, perm):
         return [Node("Reshape", (image,), (result,), {"shape": shape}, result, tuple(sources))]

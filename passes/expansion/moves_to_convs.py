@@ -13,7 +13,7 @@ from npuc.frozen import frozen
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import AXES, BLOCKS, GROUP, PAD_MODE, SIDES, VALUE
-from npuc.passes.rewriting.maps import in_lanes, kernels_of, selected, sliced
+from npuc.passes.rewriting.maps import in_lanes, kernels_of, select_channels, slice_channels
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
@@ -41,7 +41,7 @@ class PermuteChannelsByConv:
         for key in reversed(rewriter.order()):
             node = rewriter.node(key)
             if node is not None and not _into_reader(self.lanes, rewriter, node):
-                _replaced(self.lanes, rewriter, node)
+                _replace(self.lanes, rewriter, node)
         return rewriter.finish()
 
 
@@ -111,7 +111,7 @@ def _into_reader(lanes: int, rewriter: Rewriter, conv: Node) -> bool:
     return True
 
 
-def _replaced(lanes: int, rewriter: Rewriter, node: Node) -> bool:
+def _replace(lanes: int, rewriter: Rewriter, node: Node) -> bool:
     """Replaces the last of the nodes that select channels, if its results are used in computations."""
     readers = {name: rewriter.readers(name) for name in node.outputs if name}
     if node.op not in MOVES or all(each.op in MOVES for found in readers.values() for each in found):
@@ -131,13 +131,13 @@ def _selecting(lanes: int, rewriter: Rewriter, output: str, found: Selection) ->
     last, channels = found.nodes[-1], found.channels
     name, sources = last.name if len(last.outputs) == 1 else output, rewriter.sources(*found.nodes)
     if found.is_window(lanes):
-        return sliced(found.image, channels, output, name, sources)
+        return slice_channels(found.image, channels, output, name, sources)
     giver = _giver(rewriter, found)
     if giver is not None:
         return replace(
             kernels_of(rewriter, giver, channels, output), name=name, sources=rewriter.sources(giver, *found.nodes)
         )
-    return selected(rewriter, found.image, channels, output, name, sources)
+    return select_channels(rewriter, found.image, channels, output, name, sources)
 
 
 def _giver(rewriter: Rewriter, found: Selection) -> Node | None:
@@ -175,10 +175,10 @@ class StridedSlicesToConvs:
 
     def __call__(self, graph: Graph) -> Graph:
         """The graph without such slices."""
-        return rewrite(graph, partial(_strided, self.most_stride))
+        return rewrite(graph, partial(_fold_steps, self.most_stride))
 
 
-def _strided(most: int, rewriter: Rewriter, node: Node) -> bool:
+def _fold_steps(most: int, rewriter: Rewriter, node: Node) -> bool:
     x, shape = node.inputs[0], rewriter.shape(node.output)
     if node.op != "Slice" or len(shape) != 4 or shape[0] != 1 or not all(shape) or not only_float(rewriter, x):
         return False
@@ -231,11 +231,12 @@ class PadsToConvs:
     def __call__(self, graph: Graph) -> Graph:
         """The graph without such padding."""
         return rewrite(
-            graph, partial(_padded, (self.most_padding, self.most_padding, self.most_behind, self.most_behind))
+            graph,
+            partial(_pad_to_conv, (self.most_padding, self.most_padding, self.most_behind, self.most_behind)),
         )
 
 
-def _padded(most: Sequence[float], rewriter: Rewriter, node: Node) -> bool:
+def _pad_to_conv(most: Sequence[float], rewriter: Rewriter, node: Node) -> bool:
     shape = rewriter.shape(node.inputs[0])
     if node.op != "Pad" or PAD_MODE(node) != "constant" or len(shape) != 4 or shape[0] != 1:
         return False

@@ -10,7 +10,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
-from npuc.passes.expansion.images import TIDY, ImageLimits, Shape, carried, extents, returned, sides
+from npuc.passes.expansion.images import TIDY, ImageLimits, Shape, extents, from_image, sides, to_image
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.text.escaping import Names
@@ -72,7 +72,7 @@ class GemmToConv:
         before: list[Node] = []
         row, count = node.inputs[0], graph.shape(node.inputs[0])[0]
         if row not in maps:
-            shape = (count, *self.limits.folded(graph.shape(row)[1], self.most_extent))
+            shape = (count, *self.limits.fold(graph.shape(row)[1], self.most_extent))
             vector = names.new(f"{node.output}/vector")
             before = [Node("Reshape", (row,), (vector,), {"shape": shape}, f"{node.name}/vector", node.sources)]
             maps[row] = vector, shape
@@ -143,7 +143,7 @@ def _as_conv(
 
     taps: (Co, Ci / group); perms: the order of the axes of x, and of the result, in the images.
     """
-    source, before = carried(rewriter, x, perms[0], image, node.sources)
+    source, before = to_image(rewriter, x, perms[0], image, node.sources)
     kernel = rewriter.constant(np.ascontiguousarray(taps[:, :, None, None]), f"{node.output}/kernel")
     y = rewriter.fresh(f"{node.output}/image")
     conv = Node(
@@ -154,5 +154,5 @@ def _as_conv(
         node.name,
         node.sources,
     )
-    rewriter.replace(node, *before, conv, *returned(rewriter, y, perms[1], node.output, node.sources))
+    rewriter.replace(node, *before, conv, *from_image(rewriter, y, perms[1], node.output, node.sources))
     return True

@@ -8,7 +8,7 @@ import numpy as np
 
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXES
-from npuc.passes.expansion.images import TIDY, carried, extents, sides
+from npuc.passes.expansion.images import TIDY, extents, sides, to_image
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
@@ -44,7 +44,7 @@ def _over_pixels(rewriter: Rewriter, node: Node) -> bool:
     shape = rewriter.shape(x)
     kept = tuple(axis for axis in range(len(shape)) if axis not in axes)
     image = (1, extents(shape, kept), *sides(extents(shape, axes)))
-    tensor, before = carried(rewriter, x, (*kept, *sorted(axes)), image, node.sources)
+    tensor, before = to_image(rewriter, x, (*kept, *sorted(axes)), image, node.sources)
     y = rewriter.fresh(f"{node.output}/pooled")
     inner = _sum(rewriter, node, image, tensor, y) if node.op == "ReduceSum" else _pool(rewriter, node, tensor, y)
     rewriter.replace(node, *before, *inner, rewriter.back(node, y))

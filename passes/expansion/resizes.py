@@ -10,7 +10,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import SCALES, SIZES
 from npuc.ops.resize import interpolation, source_positions, taps_at
-from npuc.passes.rewriting.maps import interleaved, phased, woven
+from npuc.passes.rewriting.maps import interleave, phase_nodes, weave
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
@@ -44,7 +44,7 @@ def _to_copies(rewriter: Rewriter, node: Node) -> bool:
     step = next(each for each in (*range(min(scale, MOST_SCALE), 1, -1), scale) if scale % each == 0)
     x = node.inputs[0]
     if step == scale:
-        rewriter.replace(node, *interleaved(rewriter, node, (x,) * step**2, step))
+        rewriter.replace(node, *interleave(rewriter, node, (x,) * step**2, step))
         return True
     batch, channels, height, width = rewriter.shape(x)
     first = rewriter.fresh(f"{node.output}/{scale // step}x")
@@ -66,7 +66,7 @@ def _to_interleaves(rewriter: Rewriter, node: Node) -> bool:
     rows, columns = repetitions(rewriter, node)
     if not 1 < rows * columns <= MOST_PHASES:
         return False
-    rewriter.replace(node, *woven(rewriter, node, [[node.inputs[0]] * columns] * rows))
+    rewriter.replace(node, *weave(rewriter, node, [[node.inputs[0]] * columns] * rows))
     return True
 
 
@@ -114,10 +114,10 @@ def interpolation_to_convs(graph: Graph) -> Graph:
     the kernels shift their taps, and make a phase end where the output ends. A Resize stays if it repeats all
     elements equally often, has another ratio, or has taps whose weights differ at the border.
     """
-    return rewrite(graph, _interpolated)
+    return rewrite(graph, _interpolate)
 
 
-def _interpolated(rewriter: Rewriter, node: Node) -> bool:
+def _interpolate(rewriter: Rewriter, node: Node) -> bool:
     shape = rewriter.shape(node.inputs[0]) if node.op == "Resize" else ()
     if len(shape) != 4 or shape[:2] != SIZES(node)[:2] or 0 in shape or not only_float(rewriter, node.inputs[0]):
         return False
@@ -129,13 +129,13 @@ def _interpolated(rewriter: Rewriter, node: Node) -> bool:
     x, made = node.inputs[0], list[Node]()
     for number, axis in ((2, rows), (3, columns)):
         if axis.before or axis.after:
-            x = _extended(rewriter, node, x, number, axis, made)
+            x = _extend(rewriter, node, x, number, axis, made)
     strides = (rows.stride, columns.stride)
 
     def conv(row: Array, column: Array, output: str) -> Node:
         return _conv(rewriter, node, x, np.multiply.outer(row, column), strides, output)
 
-    made += phased(rewriter, node, rows.kernels, columns.kernels, conv)
+    made += phase_nodes(rewriter, node, rows.kernels, columns.kernels, conv)
     rewriter.replace(node, *made)
     return True
 
@@ -195,7 +195,7 @@ def _of_taps(taps: Taps, stride: int, extent: int, size: int) -> ResizedAxis | N
     )
 
 
-def _extended(rewriter: Rewriter, node: Node, x: str, number: int, axis: ResizedAxis, made: list[Node]) -> str:
+def _extend(rewriter: Rewriter, node: Node, x: str, number: int, axis: ResizedAxis, made: list[Node]) -> str:
     """The map with copies of its first row or column before it, and of its last one after it."""
     extent = rewriter.shape(node.inputs[0])[number]
     ends = {"first": (0, axis.before), "last": (extent - 1, axis.after)}

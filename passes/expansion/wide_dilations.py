@@ -12,7 +12,7 @@ from npuc.frozen import frozen
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import DILATIONS, GROUP
 from npuc.ops.windows import Window, window_of
-from npuc.passes.rewriting.maps import phased
+from npuc.passes.rewriting.maps import phase_nodes
 from npuc.passes.rewriting.patterns import conv_window
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
@@ -171,14 +171,16 @@ def _phases(most: int, rewriter: Rewriter, node: Node, *, apart: bool) -> bool:
     factors = tuple(_factor(each, most) for each in window.dilations)
     if apart and max(factors) > MOST_BLOCK:
         return False
-    padded, extents = _padded(rewriter, node, window, factors)
+    padded, extents = _pad_blocks(rewriter, node, window, factors)
     inner = {"dilations": tuple(d // f for d, f in zip(window.dilations, factors, strict=True)), "pads": (0,) * 4}
-    conv, cut = node.with_attrs(**inner), (_sliced if apart else _as_images)
+    conv, cut = node.with_attrs(**inner), (_slice_phases if apart else _as_images)
     rewriter.replace(node, padded, *cut(rewriter, conv, padded.output, factors, extents))
     return True
 
 
-def _sliced(rewriter: Rewriter, conv: Node, x: str, factors: Sequence[int], extents: Sequence[int]) -> list[Node]:
+def _slice_phases(
+    rewriter: Rewriter, conv: Node, x: str, factors: Sequence[int], extents: Sequence[int]
+) -> list[Node]:
     """Slice -> Conv for each phase, interleaved [-> Slice]."""
     slices: list[Node] = []
 
@@ -193,7 +195,7 @@ def _sliced(rewriter: Rewriter, conv: Node, x: str, factors: Sequence[int], exte
         whole = replace(conv, outputs=(rewriter.fresh(f"{conv.output}/whole"),))
         ends: dict[str, Attr] = {"axes": (2, 3), "starts": (0, 0), "ends": shape, "steps": (1, 1)}
         cut = [Node("Slice", whole.outputs, conv.outputs, ends, f"{conv.name}/slice", conv.sources)]
-    made = phased(rewriter, whole, range(factors[0]), range(factors[1]), phase)
+    made = phase_nodes(rewriter, whole, range(factors[0]), range(factors[1]), phase)
     return [*slices, *made, *cut]
 
 
@@ -206,11 +208,11 @@ def _as_images(
     kernel, (dy, dx) = rewriter.shape(conv.inputs[1])[2:], DILATIONS(conv) or (1, 1)
     high, wide = rows - dy * (kernel[0] - 1), columns - dx * (kernel[1] - 1)
     phases = (N * fy * fx, C, rows, columns)
-    apart = _moved(rewriter, conv, x, (N, C, rows, fy, columns, fx), (0, 3, 5, 1, 2, 4), phases)
+    apart = _move(rewriter, conv, x, (N, C, rows, fy, columns, fx), (0, 3, 5, 1, 2, 4), phases)
     y = rewriter.fresh(f"{conv.output}/phases")
     made = replace(conv, inputs=(apart[-1].output, *conv.inputs[1:]), outputs=(y,))
     whole = (N, Co, high * fy, wide * fx)
-    joined = _moved(rewriter, conv, y, (N, fy, fx, Co, high, wide), (0, 3, 4, 1, 5, 2), whole)
+    joined = _move(rewriter, conv, y, (N, fy, fx, Co, high, wide), (0, 3, 4, 1, 5, 2), whole)
     ends: dict[str, Attr] = {"axes": (2, 3), "starts": (0, 0), "ends": (Ho, Wo), "steps": (1, 1)}
     cut = Node("Slice", (joined[-1].output,), conv.outputs, ends, f"{conv.name}/slice", conv.sources)
     return [*apart, made, *joined, cut]
@@ -220,7 +222,7 @@ def _factor(dilation: int, most: int) -> int:
     return next(each for each in range(1, dilation + 1) if dilation % each == 0 and dilation // each <= most)
 
 
-def _padded(
+def _pad_blocks(
     rewriter: Rewriter, node: Node, window: Window, factors: Sequence[int]
 ) -> tuple[Node, tuple[int, ...]]:
     """The Pad to whole blocks of phases, and the rows and columns of its result."""
@@ -235,7 +237,7 @@ def _padded(
     return pad, tuple(extent + each for extent, each in zip(extents, more, strict=True))
 
 
-def _moved(
+def _move(
     rewriter: Rewriter, node: Node, x: str, inner: tuple[int, ...], perm: tuple[int, ...], shape: tuple[int, ...]
 ) -> list[Node]:
     """Reshape -> Transpose -> Reshape."""

@@ -21,7 +21,9 @@ def recognise_activations(graph: Graph) -> Graph:
     is replaced if a result inside the pattern is read outside or is a graph output. It must run before products
     with constants are transformed.
     """
-    return rewrite(graph, _limit, merge_limits, _leaky_relu, _prelu, _sigmoid, _softplus, _hard_sigmoid, _gated)
+    return rewrite(
+        graph, _limit, merge_limits, _leaky_relu, _prelu, _sigmoid, _softplus, _hard_sigmoid, _recognise_gate
+    )
 
 
 def _becomes(rewriter: Rewriter, node: Node, op: str, x: str, **attrs: Attr) -> bool:
@@ -61,18 +63,18 @@ def _limits(node: Node | None) -> tuple[float, float] | None:
 def _limit(rewriter: Rewriter, node: Node) -> bool:
     """Max or Min with a number, and Clip to 0..inf, as the operators meant for them."""
     if node.op == "Clip" and _limits(node) == (0.0, inf):
-        return _limited(rewriter, node, node.inputs[0], 0.0, inf)
+        return _become_clip(rewriter, node, node.inputs[0], 0.0, inf)
     if node.op not in ("Max", "Min") or ACTIVATION(node):
         return False
     for x, y in (node.inputs, node.inputs[::-1]):
         number = scalar(rewriter, y)
         if number is not None:
             low, high = (number, inf) if node.op == "Max" else (-inf, number)
-            return _limited(rewriter, node, x, low, high)
+            return _become_clip(rewriter, node, x, low, high)
     return False
 
 
-def _limited(rewriter: Rewriter, node: Node, x: str, low: float, high: float) -> bool:
+def _become_clip(rewriter: Rewriter, node: Node, x: str, low: float, high: float) -> bool:
     if (low, high) == (0.0, inf):
         return _becomes(rewriter, node, "Relu", x)
     return _becomes(rewriter, node, "Clip", x, min=low, max=high)
@@ -86,7 +88,7 @@ def merge_limits(rewriter: Rewriter, node: Node) -> bool:
     if outer is None or inner_node is None or inner is None:
         return False
     low, high = (min(max(limit, outer[0]), outer[1]) for limit in inner)
-    return _limited(rewriter, node, inner_node.inputs[0], low, high)
+    return _become_clip(rewriter, node, inner_node.inputs[0], low, high)
 
 
 # functions of x below and above zero
@@ -194,7 +196,7 @@ Gate = Callable[[Rewriter, Node, str, float, float], tuple[str, dict[str, Attr]]
 """From the function's node, x, a and b: the operator for x * (a * node + b), with its attributes."""
 
 
-def _gated(rewriter: Rewriter, node: Node) -> bool:
+def _recognise_gate(rewriter: Rewriter, node: Node) -> bool:
     """Swish, HardSwish, Gelu and Mish: c * x * (a * f(x) + b)."""
     if node.op not in ("Mul", "Div"):
         return False

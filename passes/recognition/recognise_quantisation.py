@@ -29,7 +29,7 @@ def recognise_quantisation(graph: Graph) -> Graph:
     """
     if not any(node.op in MARKS or WHOLE(node) for node in graph.nodes):
         return graph
-    return rewrite(graph, _stay_float, _raise_dequantize, _sink_quantize, _pair, _before_concat, _repeated)
+    return rewrite(graph, _stay_float, _raise_dequantize, _sink_quantize, _pair, _before_concat, _drop_repeated)
 
 
 def _parameters(rewriter: Rewriter, node: Node | None, op: str) -> tuple[float, int, str] | None:
@@ -145,7 +145,7 @@ def _before_concat(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _repeated(rewriter: Rewriter, node: Node) -> bool:
+def _drop_repeated(rewriter: Rewriter, node: Node) -> bool:
     """Removes a FakeQuantize of a tensor whose values it does not change."""
     return node.op == "FakeQuantize" and _on_grid(rewriter, node.inputs[0], node) and rewriter.bypass(node)
 

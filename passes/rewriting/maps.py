@@ -15,7 +15,7 @@ R = TypeVar("R")
 C = TypeVar("C")
 
 
-def interleaved(rewriter: Rewriter, node: Node, phases: Sequence[str], block: int) -> list[Node]:
+def interleave(rewriter: Rewriter, node: Node, phases: Sequence[str], block: int) -> list[Node]:
     """Concat -> DepthToSpace (DCR) [-> Slice] of block * block maps (N, C, H, W), as a replacement for a node.
 
     Element (i, j) of phases[row * block + column] becomes element (i * block + row, j * block + column). A single
@@ -34,7 +34,7 @@ def interleaved(rewriter: Rewriter, node: Node, phases: Sequence[str], block: in
     return [*concat, spread, Node("Slice", (whole,), node.outputs, cut, f"{node.name}/slice", node.sources)]
 
 
-def phased(
+def phase_nodes(
     rewriter: Rewriter, node: Node, rows: Sequence[R], columns: Sequence[C], made: Callable[[R, C, str], Node]
 ) -> list[Node]:
     """A node for each phase of rows and columns, and nodes that interleave the results, to replace a node.
@@ -52,10 +52,10 @@ def phased(
         for row, line in zip(rows, names, strict=True)
         for column, name in zip(columns, line, strict=True)
     ]
-    return [*convs, *woven(rewriter, node, names)]
+    return [*convs, *weave(rewriter, node, names)]
 
 
-def woven(rewriter: Rewriter, node: Node, phases: Sequence[Sequence[str]]) -> list[Node]:
+def weave(rewriter: Rewriter, node: Node, phases: Sequence[Sequence[str]]) -> list[Node]:
     """Interleave nodes of phases[row][column] as a replacement for a node: first along H, then along W.
 
     Element (i, j) of a phase becomes element (i * rows + row, j * columns + column). Results of identical phases
@@ -77,7 +77,7 @@ def in_lanes(channels: int, lanes: int) -> int:
     return -(-channels // lanes) * lanes
 
 
-def sliced(image: str, channels: Array, output: str, name: str, sources: tuple[str, ...]) -> Node:
+def slice_channels(image: str, channels: Array, output: str, name: str, sources: tuple[str, ...]) -> Node:
     """The Slice that selects consecutive channels."""
     cut: dict[str, Attr] = {"axes": (1,), "starts": (int(channels[0]),), "ends": (int(channels[-1]) + 1,)}
     return Node("Slice", (image,), (output,), {**cut, "steps": (1,)}, name, sources)
@@ -92,7 +92,7 @@ def kernels_of(rewriter: Rewriter, conv: Node, channels: Array, output: str) -> 
     return replace(conv, inputs=(conv.inputs[0], *names), outputs=(output,), name=output)
 
 
-def selected(
+def select_channels(
     rewriter: Rewriter, image: str, channels: Array, output: str, name: str, sources: tuple[str, ...]
 ) -> Node:
     """The 1x1 Conv that selects channels in any order."""

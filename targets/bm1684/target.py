@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuc.conditions.constraints import refused, table
+from npuc.conditions.constraints import refuse, table
 from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
 from npuc.host.c_text import network_name
@@ -131,9 +131,7 @@ class Bm1684(Target):
         }
         return Program({**manifest, **signature(graph)}, Files(files), evidence(quantised))
 
-    def quantised(
-        self, graph: Graph, samples: Samples, options: Options
-    ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
+    def quantise(self, graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The integer network of --precision int8, and the trials made to improve it."""
         from npuc.targets.bm1684.network import fixed
 
@@ -159,7 +157,7 @@ class Bm1684(Target):
         """The call that computes an element."""
         return origin(program, tensor, element)
 
-    def stored(self, program: Program, tensor: str) -> Stored | None:
+    def storage_of(self, program: Program, tensor: str) -> Stored | None:
         """The words of a tensor in system memory."""
         from npuc.targets.bm1684.program.view import stored
 
@@ -171,7 +169,7 @@ class Bm1684(Target):
 
         return memory_annotations(program, name)
 
-    def exported(  # (as Target)
+    def export(  # (as Target)
         self,
         program: Program,
         form: str,  # noqa: ARG002
@@ -227,7 +225,7 @@ def _fixed_problems(graph: Graph, options: Options) -> list[Problem]:
         problem = emptiness(graph, node) or conversion_refusal(graph, node) or fixed.refusal(graph, node)
         problem = problem or options.unlike(node)
         if problem is None and node not in integer and node.op not in ("QuantizeLinear", "DequantizeLinear"):
-            problem = refused(node, "no layer of 8 bits is beside it", remedy=fixed.REMEDY)
+            problem = refuse(node, "no layer of 8 bits is beside it", remedy=fixed.REMEDY)
         if problem is not None:
             found[node] = problem
     beside = set() if options.strict else {node for node in found if fixed.moves_beside(graph, node, found)}

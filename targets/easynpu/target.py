@@ -13,7 +13,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.samples.loading import Samples
-from npuc.system.budget import expect_room, given
+from npuc.system.budget import expect_room, read_file
 from npuc.target import Options, Origin, Stored, Target
 from npuc.target import Runner as TargetRunner
 from npuc.targets.easynpu.flags import DOCUMENTED, FLAGS, ISA, OBJECTIVE
@@ -109,9 +109,7 @@ class EasyNpu(Target):
         manifest["report"]["quantization"] = {"level": options.level, "steps": as_json(steps)}
         return Program({**manifest, **signature(graph)}, files, proof)
 
-    def quantised(
-        self, graph: Graph, samples: Samples, options: Options
-    ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
+    def quantise(self, graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The network that `lower` turns into a program, and the trials that were made to improve it."""
         from npuc.targets.easynpu.network import quantising
 
@@ -170,7 +168,7 @@ class EasyNpu(Target):
 
         return origin(program, tensor, element)
 
-    def stored(self, program: Program, tensor: str) -> Stored | None:
+    def storage_of(self, program: Program, tensor: str) -> Stored | None:
         """The tensor's words in a DTCM."""
         from npuc.targets.easynpu.view import stored
 
@@ -187,7 +185,7 @@ class EasyNpu(Target):
         from npuc.storage.readmemh import WORDS, image_of
         from npuc.targets.easynpu import view
 
-        words = image_of(given(path, "E501", WORDS), isa.WORD_BYTES)
+        words = image_of(read_file(path, "E501", WORDS), isa.WORD_BYTES)
         expect_room(len(words) * LISTED, "the listing of its words")
         return view.entries(words, [])
 
@@ -195,13 +193,13 @@ class EasyNpu(Target):
         """The fields of the layer word and of the extension words."""
         return isa.layout()
 
-    def assembled(self, program: Program, listing: Path) -> Program:
+    def assemble(self, program: Program, listing: Path) -> Program:
         """The program with the words of a listing in place of its own."""
         from npuc.targets.easynpu.export import assembling
 
-        return assembling.assembled(program, given(listing, "E501", assembling.REMEDY))
+        return assembling.assembled(program, read_file(listing, "E501", assembling.REMEDY))
 
-    def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:  # noqa: ARG002
+    def export(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:  # noqa: ARG002
         """Words and images as raw binary or $readmemh text, with map.json."""
         from npuc.targets.easynpu.export import c_export
 

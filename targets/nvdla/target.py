@@ -138,9 +138,7 @@ class Nvdla(Target):
             proof = evidence(lowered.quantised)
         return Program({**manifest, **signature(graph)}, files, proof)
 
-    def quantised(
-        self, graph: Graph, samples: Samples, options: Options
-    ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
+    def quantise(self, graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The network that `lower` compiles, and the trials that improved it."""
         from npuc.targets.nvdla.network import quantising
 
@@ -201,7 +199,7 @@ class Nvdla(Target):
         operations = Contents.of(program.manifest).operations
         return {each.result.tensor: frozenset(each.nodes) for each in operations if each.result}
 
-    def stored(self, program: Program, tensor: str) -> Stored | None:
+    def storage_of(self, program: Program, tensor: str) -> Stored | None:
         """The tensor's feature cube in memory."""
         from npuc.targets.nvdla.program.view import stored
 
@@ -232,7 +230,7 @@ class Nvdla(Target):
             for title, fields in known.items()
         }
 
-    def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
+    def export(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
         """The program's files as they are, or as $readmemh images, test programs, a loadable, or C."""
         if form == "nvdla-trace":
             from npuc.targets.nvdla.export.test_programs import traces

@@ -116,7 +116,7 @@ def test_the_exported_c_compiles_without_a_warning(tmp_path: Path) -> None:
 
 def _exported(name: str, tmp_path: Path, folder: Path) -> Path:
     program = whole(Request(_path(name, tmp_path), BM1684, Options(precision="fp32"))).program
-    for file, data in BM1684.exported(as_loaded(program), "okkernel").items():
+    for file, data in BM1684.export(as_loaded(program), "okkernel").items():
         (folder / file).write_bytes(data)
     return folder
 

@@ -108,7 +108,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 
 def _code(program: Program) -> bytes:
-    (code,) = (data for name, data in BM1684.exported(program, "okkernel").items() if name.endswith("_kernel.c"))
+    (code,) = (data for name, data in BM1684.export(program, "okkernel").items() if name.endswith("_kernel.c"))
     return code
 
 
@@ -236,7 +236,7 @@ def test_a_hostile_table_ends_in_a_refusal(small: Program, seed: int) -> None:
     ]
     codes = [_run(each) for each in forged]
     assert set(codes) <= {"ok", "E502", "E503"}
-    assert {_outcome(lambda each=each: BM1684.exported(each, "okkernel")) for each in forged} == {"ok", "E502"}
+    assert {_outcome(lambda each=each: BM1684.export(each, "okkernel")) for each in forged} == {"ok", "E502"}
     assert codes.count("ok") < len(codes)
 
 
@@ -283,7 +283,7 @@ def test_a_hostile_manifest_ends_in_a_refusal(small: Program, path: tuple[Any, .
         lambda: BM1684.runner(forged)(feeds, lambda _name, _values: None),
         lambda: BM1684.listing(forged),
         lambda: BM1684.timeline(forged),
-        lambda: BM1684.exported(forged, "okkernel"),
+        lambda: BM1684.export(forged, "okkernel"),
         lambda: list(BM1684.memory_annotations(forged, "weights.bin")),
         lambda: BM1684.origin(forged, small.outputs[0].name, (0, 0)),
     )  # fmt: skip
@@ -369,6 +369,6 @@ def test_a_kernel_without_calls_compiles_without_a_warning(tmp_path: Path) -> No
 )
 def test_functions_and_files_are_called_as_the_model(file: str, name: str, small: Program) -> None:
     named = replace(small, manifest={**small.manifest, "model": {"name": file}})
-    files = BM1684.exported(named, "okkernel")
+    files = BM1684.export(named, "okkernel")
     assert {f"{name}_ok_device_kernel.c", f"{name}_launch.cpp"} <= set(files)
     assert f"OKKERNEL_FUNC_REGISTER({name}_kernel)".encode() in files[f"{name}_ok_device_kernel.c"]

@@ -64,8 +64,8 @@ def test_a_machine_file_that_takes_long_to_read_is_refused(digits: Digits, tmp_p
 
 def test_a_large_input_has_fewer_synthetic_samples() -> None:
     from npuc.ir import TensorType
-    from npuc.samples.loading import synthetic, varied
+    from npuc.samples.loading import synthetic, varied_samples
 
     large = {"x": TensorType((1, 8, 1 << 10, 1 << 9), "float32")}
-    assert len(synthetic(large)) == len(varied(large)) == 4
+    assert len(synthetic(large)) == len(varied_samples(large)) == 4
     assert len(synthetic({"x": TensorType((1, 3, 224, 224), "float32")})) == 8

@@ -101,7 +101,7 @@ def test_the_simulator_s_refusal_names_the_line(digits: Digits, program: Program
 
 def test_changed_words_in_hexadecimal_are_refused_by_line_or_are_what_is_written(program: Program) -> None:
     image = program.files["itcm.bin"]
-    text, chance = readmemh.written(image, isa.WORD_BYTES).decode(), random.Random(0)
+    text, chance = readmemh.image_text(image, isa.WORD_BYTES).decode(), random.Random(0)
     for _ in range(300):
         given = changed(text, chance, list(range(len(text))))
         try:

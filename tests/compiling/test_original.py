@@ -184,9 +184,9 @@ def test_boxes_may_be_more_or_fewer_if_the_models_own_noise_changes_their_number
     assert wanted["y"].tolist() == [[0, 0, 0], [0, 0, 2], [0, 0, 1]]
     fewer = {"y": wanted["y"][:2]}
     assert form.beyond(feed, wanted, fewer) == (None if noisy else "y")
-    assert form.resized(feed, wanted, fewer) == ({"y"} if noisy else set())
+    assert form.resized_outputs(feed, wanted, fewer) == ({"y"} if noisy else set())
     assert form.beyond(feed, wanted, {"y": wanted["y"][:, :2].ravel()}) == "y"
-    assert form.resized(feed, wanted, wanted) == set()
+    assert form.resized_outputs(feed, wanted, wanted) == set()
 
 
 @pytest.mark.parametrize(("level", "place"), [(4, "y = Relu (t)"), (4, "y = Atan (t)"), (1, "y = Relu (t)")])

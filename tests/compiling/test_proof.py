@@ -21,7 +21,7 @@ from npuc.program import Program
 from npuc.quantize.network.build import IntegerBuilder
 from npuc.reference import graph_session
 from npuc.regions import planning
-from npuc.samples.loading import KINDS, varied
+from npuc.samples.loading import KINDS, varied_samples
 from npuc.target import Options, Request, Target, target, usual_options
 from npuc.verification.criterion import Nearness
 from npuc.verification.equivalence import Equivalence
@@ -163,7 +163,7 @@ def test_what_float32_rounds_is_no_difference(monkeypatch: pytest.MonkeyPatch) -
 
 def _differing(model: Path, graph: Graph, feed: dict[str, Any]) -> str | None:
     both = Equivalence(model, graph)
-    return both.differing(feed, both.expected(feed))
+    return both.differing(feed, both.expected_outputs(feed))
 
 
 CANCELLING = """<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => (float[1,8,6,6] y)
@@ -178,7 +178,7 @@ CANCELLING = """<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => 
 def test_a_network_that_enlarges_rounding_is_judged_by_its_own_sensitivity(tmp_path: Path) -> None:
     onnx.save(parser.parse_model(CANCELLING), tmp_path / "m.onnx")
     graph = optimised(Request(tmp_path / "m.onnx", target("bm1684"), usual_options(target("bm1684"))))
-    feed = next(varied({"x": TensorType((1, 8, 6, 6), "float32")}).feeds())
+    feed = next(varied_samples({"x": TensorType((1, 8, 6, 6), "float32")}).feeds())
     assert _differing(tmp_path / "m.onnx", graph, feed) is None
 
 
@@ -196,7 +196,7 @@ QUANTISED = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,6,6] x) => (
 def test_ties_of_a_quantised_model_are_no_difference(tmp_path: Path) -> None:
     onnx.save(parser.parse_model(QUANTISED), tmp_path / "m.onnx")
     graph = optimised(Request(tmp_path / "m.onnx", target("easynpu"), usual_options(target("easynpu"))))
-    feed = next(varied({"x": TensorType((1, 4, 6, 6), "float32")}).feeds())
+    feed = next(varied_samples({"x": TensorType((1, 4, 6, 6), "float32")}).feeds())
 
     def rescaled(factor: float) -> Graph:
         nodes = [
@@ -253,7 +253,7 @@ def test_what_fp16_has_few_bits_for_is_no_defect(tmp_path: Path) -> None:
 def test_made_up_samples_are_of_every_kind_and_always_the_same() -> None:
     types = {"x": TensorType((1, 3, 8, 8), "float32"), "b": TensorType((4,), "uint8")}
     types["index"] = TensorType((9,), "int64")
-    samples, again = varied(types), varied(types)
+    samples, again = varied_samples(types), varied_samples(types)
     assert len(samples) == 2 * len(KINDS) and samples.synthetic
     assert all(np.array_equal(samples.inputs[name], again.inputs[name]) for name in types)
     ramp, noise, positive, highest, *_, lowest = samples.inputs["x"]
@@ -267,7 +267,7 @@ def test_made_up_samples_are_of_every_kind_and_always_the_same() -> None:
 
 
 def test_one_sample_of_a_model_without_data_has_a_mean_that_is_not_zero() -> None:
-    first = varied({"x": TensorType((1, 1, 4, 4), "float32")}).first(1)
+    first = varied_samples({"x": TensorType((1, 1, 4, 4), "float32")}).first(1)
     assert first.inputs["x"].shape == (1, 1, 1, 4, 4) and first.inputs["x"].mean() > 0.3
 
 

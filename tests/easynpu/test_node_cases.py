@@ -50,7 +50,7 @@ def result(model: onnx.ModelProto, inputs: list[Any], wanted: list[Any]) -> str:
     prepared = Prepared(model, "easynpu", Options(machine="large"))
     prepared.way = 1, SOME  # all inputs but the first are constants
     try:
-        compiled, found = prepared.compiled(prepared.feeds(inputs)), prepared.run(inputs)
+        compiled, found = prepared.compile_for(prepared.feeds(inputs)), prepared.run(inputs)
     except UnsupportedOperator:
         return "refused"
     if any(code.startswith("E") for code in causes(compiled.program)):

@@ -181,7 +181,7 @@ def test_balanced_weights_are_closer_to_the_model_with_and_without_corrections_t
         return logits["entire"]["sqnr_db"]
 
     found = [decibels(level) for level in ("0", "1")]
-    monkeypatch.setattr("npuc.quantize.improvement.balance.balanced", lambda network: network)
+    monkeypatch.setattr("npuc.quantize.improvement.balance.balance_network", lambda network: network)
     nearest, corrected = decibels("0"), decibels("1")
     assert min(*found, corrected) > nearest + 1
 

@@ -21,7 +21,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.pipeline import run_passes
-from npuc.quantize.arithmetic.weights import bound
+from npuc.quantize.arithmetic.weights import node_bound
 from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import average_kernel
@@ -219,6 +219,8 @@ def test_integers_stand_for_what_the_float_operator_gives(name: str, annotated: 
 def test_no_accumulator_can_leave_32_bits(name: str, annotated: bool, seed: int) -> None:
     network, _ = _network(name, seed, annotated=annotated)
     graph = network.quantised.graph
-    bounds = [bound(graph, node) for node in graph.nodes if node.op.startswith("Int") and node.op != "IntRelu"]
+    bounds = [
+        node_bound(graph, node) for node in graph.nodes if node.op.startswith("Int") and node.op != "IntRelu"
+    ]
     assert bounds
     assert all(each is not None and each < 1 << 31 for each in bounds)

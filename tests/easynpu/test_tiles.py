@@ -14,7 +14,7 @@ from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded
-from npuc.samples.loading import varied
+from npuc.samples.loading import varied_samples
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.machine.isa import words_to_bytes
 from npuc.targets.easynpu.machine.listing import assemble
@@ -154,7 +154,7 @@ def test_a_program_of_many_tiles_gives_the_same_bits_and_layers_as_in_turn(
     """Also a sample alone before the others, and in pieces of few machines."""
     program = _compiled(name, machine, tmp_path)
     contents = Contents.of(program.manifest)
-    feeds = varied(running.program_inputs(program)).inputs
+    feeds = varied_samples(running.program_inputs(program)).inputs
     seen: tuple[dict[str, Array], dict[str, Array]] = {}, {}
     wanted = Runner(program, Simulator(contents.machine, program.files))(feeds, seen[0].__setitem__)
     run = Runner(program)

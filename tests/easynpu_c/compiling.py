@@ -63,7 +63,7 @@ def build(folder: Path, sources: Sequence[str], flags: Sequence[str]) -> Path:
 
 def exported(compiled: Program, folder: Path, flags: Sequence[str] = STRICT) -> Path:
     """The test executable of a program's C sources."""
-    program.save_files(EASYNPU.exported(compiled, "c"), folder)
+    program.save_files(EASYNPU.export(compiled, "c"), folder)
     sources = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.c"))
     return build(folder, sources, flags)
 

@@ -232,13 +232,13 @@ def test_a_slope_per_pixel_is_one_per_channel_of_an_image_of_one_pixel(tmp_path:
 
 
 def test_the_verbose_report_names_the_error_of_the_tables(tmp_path: Path) -> None:
-    from npuc.reports.summaries import compiled
+    from npuc.reports.summaries import compile_summary
 
     nodes = [conv("x", "w", "a"), helper.make_node("Sigmoid", ["a"], ["b"]), conv("b", "w2", "y")]
     constants = {"w": weights(8, 3, 3, 3), "w2": weights(4, 8, 3, 3)}
     path = model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 8), (1, 4, 8, 8))
     report = outcome(path).program.manifest["report"]
-    header, first, second = compiled(report, (), path, verbose=True).splitlines()[-3:]
+    header, first, second = compile_summary(report, (), path, verbose=True).splitlines()[-3:]
     assert header.endswith("table LSB")
     assert first.endswith(str(report["layers"][0]["table_error_lsb"]))
     assert second.endswith("-")

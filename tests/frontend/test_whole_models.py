@@ -17,8 +17,8 @@ from npuc.api import compile as compiled
 from npuc.driver import compile_model
 from npuc.errors import NpucError
 from npuc.frontend import import_model
-from npuc.frontend.upgrading import upgraded
-from npuc.frontend.widening import is_half, widened
+from npuc.frontend.upgrading import upgrade
+from npuc.frontend.widening import is_half, widen_model
 from npuc.ir import Array
 from npuc.program import as_loaded
 from npuc.reference import session
@@ -246,10 +246,10 @@ def test_an_old_model_runs_on_the_npu_as_onnxruntime_runs_it(op: str, target: st
 def test_a_slope_that_two_nodes_read_or_that_is_computed_stays_as_it_is() -> None:
     model = _old("PRelu")
     model.graph.node.append(helper.make_node("Neg", ["c0"], ["unused"]))
-    assert upgraded(model).opset_import[0].version == 6
+    assert upgrade(model).opset_import[0].version == 6
     del model.graph.node[-1]
-    assert upgraded(model).opset_import[0].version == 7
-    slope = next(each for each in upgraded(model).graph.initializer if each.name == "c0")
+    assert upgrade(model).opset_import[0].version == 7
+    slope = next(each for each in upgrade(model).graph.initializer if each.name == "c0")
     assert list(slope.dims) == [8, 1, 1]
 
 
@@ -257,15 +257,15 @@ def test_an_operand_that_is_broadcast_from_an_axis_on_is_left_to_nobodys_guess()
     """ONNX's converter makes (8, 1, 1, 1) of (8,) at axis 1, which adds along the batch."""
     model = _old("Add")
     model.graph.node[1].attribute.append(helper.make_attribute("axis", 1))
-    assert upgraded(model) is model
+    assert upgrade(model) is model
 
 
 def test_newer_models_and_those_with_operators_of_other_domains_are_left() -> None:
     model = _old("Add")
     model.opset_import.append(helper.make_opsetid("demo", 1))
-    assert upgraded(model) is model
+    assert upgrade(model) is model
     new = helper.make_model(model.graph, opset_imports=[helper.make_opsetid("", 7)])
-    assert upgraded(new) is new
+    assert upgrade(new) is new
 
 
 def test_multiplications_that_rewrites_add_do_not_count_as_use(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_branches_and_functions_are_widened_too() -> None:
     graph = helper.make_graph(nodes, "nested", [x, condition], [y], constants)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=8)
-    made = widened(model)
+    made = widen_model(model)
     onnx.checker.check_model(made, full_check=True)
     feeds = {"x": np.array([0.5, 3], np.float16), "condition": np.array(False)}
     (wanted,), (got,) = (
@@ -412,4 +412,4 @@ def test_a_deliberate_rounding_to_half_precision_stays(half: int) -> None:
     )
     model = helper.make_model(graph)
     assert not is_half(model)
-    assert widened(model) is model
+    assert widen_model(model) is model

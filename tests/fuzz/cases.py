@@ -306,7 +306,7 @@ def _call(loaded: npuc.Compiled, values: Any, chance: random.Random) -> None:
         lambda: npuc.verify(split_model() if "host/region_0.onnx" in loaded.program.files else model(), loaded),
         lambda: [list(loaded.target.memory_annotations(loaded.program, name)) for name in loaded.program.files],
         lambda: npuc.Session(loaded).run(None, {port.name: values for port in loaded.program.inputs}),
-        *(partial(loaded.target.exported, loaded.program, form) for form in loaded.target.exports),
+        *(partial(loaded.target.export, loaded.program, form) for form in loaded.target.exports),
     ]  # fmt: skip
     chance.shuffle(calls)
     ended: NpucError | None = None
@@ -351,7 +351,7 @@ def texts(chance: random.Random, folder: Path) -> None:
     kind = target("easynpu")
     original = program("easynpu")
     (folder / "l.txt").write_text(changed_lines(_listing(), chance), encoding="utf-8", errors="surrogatepass")
-    made = kind.assembled(original, folder / "l.txt")
+    made = kind.assemble(original, folder / "l.txt")
     running.run_program(made, kind, data.synthetic(running.program_inputs(made), 1))
 
 
@@ -365,12 +365,12 @@ def loadables(chance: random.Random, folder: Path) -> None:
 
 @cache
 def exported_loadable() -> bytes:
-    return target("nvdla-small").exported(program("nvdla-small"), "loadable")["network.nvdla"]
+    return target("nvdla-small").export(program("nvdla-small"), "loadable")["network.nvdla"]
 
 
 @cache
 def exported_trace() -> dict[str, bytes]:
-    return target("nvdla-small").exported(program("nvdla-small"), "nvdla-trace")
+    return target("nvdla-small").export(program("nvdla-small"), "nvdla-trace")
 
 
 def traces(chance: random.Random, folder: Path) -> None:

@@ -201,7 +201,7 @@ class _Run:
         self.bits: list[BitDifferences] = []
         if is_composite(self.program):
             self.parts = [part_of(self.program, step.path) for step in Contents.of(self.program.manifest).parts]
-            self.found = CompositeRunner(self.program, self._runner).watched(stacked, self._compare)
+            self.found = CompositeRunner(self.program, self._runner).run_parts(stacked, self._compare)
         else:
             self.parts = [self.program]
             shown: dict[str, Array] = {}

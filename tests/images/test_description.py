@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from npuc.errors import ArtefactError, DataError
-from npuc.images.description import PRESETS, Description, bound, described
+from npuc.images.description import PRESETS, Description, bind, describe
 from npuc.ir import TensorType
 from npuc.program import Program
 from npuc.storage.records import read
@@ -65,7 +65,7 @@ def refused(call: Any) -> str:
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(values: dict[str, Any], said: str) -> None:
-    found = refused(lambda: described(values))
+    found = refused(lambda: describe(values))
     assert found.startswith("E405 ") and said in found
 
 
@@ -88,15 +88,15 @@ def test_what_cannot_be_meant_is_refused_by_name(values: dict[str, Any], said: s
 def test_what_does_not_fit_the_model_is_refused_by_name(
     values: dict[str, Any], kind: TensorType, said: str
 ) -> None:
-    found = refused(lambda: bound(described(values), {"x": kind}, fused=True))
+    found = refused(lambda: bind(describe(values), {"x": kind}, fused=True))
     assert found.startswith("E405 x: ") and said in found
 
 
 def test_an_input_is_named_where_there_are_several() -> None:
     two = {**RGB, "z": TensorType((1, 1, 8, 8))}
-    assert "the model has 2 inputs | inputs: x, z" in refused(lambda: bound(described("none"), two, fused=True))
-    assert "no input 'q'" in refused(lambda: bound(described({"q": {}}), two, fused=True))
-    (found,) = bound(described({"z": {"order": "gray"}}), two, fused=True)
+    assert "the model has 2 inputs | inputs: x, z" in refused(lambda: bind(describe("none"), two, fused=True))
+    assert "no input 'q'" in refused(lambda: bind(describe({"q": {}}), two, fused=True))
+    (found,) = bind(describe({"z": {"order": "gray"}}), two, fused=True)
     assert (found.input, found.shape, found.frame_shape) == ("z", (1, 1, 8, 8), (1, 8, 8, 1))
 
 
@@ -104,10 +104,10 @@ def test_a_file_overrides_its_preset_and_names_labels_beside_it(tmp_path: Path) 
     (tmp_path / "names.txt").write_text("cat\n dog \n\n", "utf-8")
     text = 'preset = "caffe-bgr"\nframe = "rgb"\nscale = 0.5\nlabels = "names.txt"\nletterbox = 3\n'
     (tmp_path / "input.toml").write_text(text, "utf-8")
-    (found,) = described(tmp_path / "input.toml")
+    (found,) = describe(tmp_path / "input.toml")
     wanted = Description(order="bgr", frame="rgb", mean=(103.939, 116.779, 123.68), std=(2.0,), letterbox=3)
     assert found == replace(wanted, labels=("cat", "dog"))
-    assert described(str(tmp_path / "input.toml")) == (found,)
+    assert describe(str(tmp_path / "input.toml")) == (found,)
     assert read(Description, json.loads(json.dumps(found.as_json())), "images[0]") == found
 
 
@@ -123,7 +123,7 @@ def test_a_file_overrides_its_preset_and_names_labels_beside_it(tmp_path: Path) 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, text: str | None, code: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text, "utf-8")
-    assert refused(lambda: described(tmp_path / name)).startswith(code)
+    assert refused(lambda: describe(tmp_path / name)).startswith(code)
 
 
 @pytest.mark.parametrize(("size", "short"), [((224, 224), 256), ((299, 299), 341), ((64, 128), 146)])
@@ -148,7 +148,7 @@ def test_imagenet_keeps_seven_eighths_of_the_short_side(size: tuple[int, int], s
     ],
 )
 def test_a_manifest_that_npuc_did_not_write_is_refused(changed: dict[str, Any], said: str) -> None:
-    (whole,) = bound(described("none"), {"x": TensorType((1, 3, 4, 4))}, fused=False)
+    (whole,) = bind(describe("none"), {"x": TensorType((1, 3, 4, 4))}, fused=False)
     port = {"name": "x", "shape": [1, 3, 4, 4], "dtype": "float32"}
     assert Program({"inputs": [port], "images": [whole.as_json()]}, {}).images == (whole,)
     with pytest.raises(ArtefactError, match="damaged") as caught:

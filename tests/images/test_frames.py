@@ -16,10 +16,10 @@ import pytest
 
 import npuc as api
 from npuc.errors import DataError
-from npuc.frontend.frames import framed
+from npuc.frontend.frames import add_frames
 from npuc.frontend.reading import read_model
 from npuc.host.step import HostStep
-from npuc.images.description import PRESETS, bound, described
+from npuc.images.description import PRESETS, bind, describe
 from npuc.images.yuv import from_rgb
 from npuc.ir import Array, TensorType
 from npuc.targets.easynpu.export.c_plan import with_frames
@@ -49,13 +49,13 @@ def test_every_order_and_layout_becomes_what_the_model_reads(preset: str, tmp_pa
     random, usual = np.random.default_rng(1), PRESETS[preset]
     models = {shape: network(tmp_path, shape, name=f"{len(shape)}{shape[1]}.onnx") for shape in (FIRST, LAST)}
     for shape, layout, frame in product((FIRST, LAST), ("nhwc", "nchw"), ("rgb", "bgr", "rgba", "bgra")):
-        images = described({"preset": preset, "frame": frame, "layout": layout})
-        images = bound(images, {"x": TensorType(shape)}, fused=True)
+        images = describe({"preset": preset, "frame": frame, "layout": layout})
+        images = bind(images, {"x": TensorType(shape)}, fused=True)
         size = (SIZE, SIZE, len(frame)) if layout == "nhwc" else (len(frame), SIZE, SIZE)
         frames = random.integers(0, 256, (2, 1, *size)).astype(np.uint8)
         wanted = by_hand(frames, usual.order, layout, frame, usual.mean, usual.std, last=shape is LAST)
         np.testing.assert_allclose(images[0].values_of(frames), wanted, rtol=1e-6, atol=2e-5)
-        made = framed(read_model(models[shape]), images)
+        made = add_frames(read_model(models[shape]), images)
         onnx.checker.check_model(made)
         np.testing.assert_allclose(run(made.SerializeToString(), frames), run(models[shape], wanted), atol=1e-4)
 
@@ -64,13 +64,13 @@ def test_every_order_and_layout_becomes_what_the_model_reads(preset: str, tmp_pa
 def test_deeper_frames_count_with_their_fractions(bits: int, tmp_path: Path) -> None:
     # 12 bits, 1000 of 4095: 1000 / 16 = 62.5 of 255; (62.5 - 127.5) / 64
     keys, unit = {"mean": [127.5, 20.0, 0.0], "std": 64, "frame": "bgr", "bits": bits}, 2 ** (bits - 8)
-    (found,) = bound(described(keys), {"x": TensorType(FIRST)}, fused=True)
+    (found,) = bind(describe(keys), {"x": TensorType(FIRST)}, fused=True)
     assert (found.frame_type.dtype, found.frame_shape) == ("uint16", LAST)
     frames = np.random.default_rng(1).integers(0, 256 * unit, (2, *LAST)).astype(np.uint16)
     wanted = by_hand(frames / unit, "rgb", "nhwc", "bgr", keys["mean"], 64, last=False)
     np.testing.assert_allclose(found.values_of(frames), wanted, atol=1e-5)
     model = network(tmp_path)
-    made = framed(read_model(model), [found])
+    made = add_frames(read_model(model), [found])
     onnx.checker.check_model(made)
     exact = run(model, wanted)
     np.testing.assert_allclose(run(made.SerializeToString(), frames), exact, atol=1e-4)
@@ -92,7 +92,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("form", PAIRS)
 def test_frames_in_yuv_become_rgb(form: str, tmp_path: Path) -> None:
-    (small,) = bound(described({"frame": form}), {"x": TensorType((1, 3, 2, 4))}, fused=True)
+    (small,) = bind(describe({"frame": form}), {"x": TensorType((1, 3, 2, 4))}, fused=True)
     frame = np.array([PAIRS[form]], np.uint8)
     assert frame.shape == small.frame_shape
     found = small.values_of(frame)[0, :, :, ::2].transpose(1, 2, 0)
@@ -102,11 +102,11 @@ def test_frames_in_yuv_become_rgb(form: str, tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     for shape, order in product((FIRST, LAST), ("rgb", "bgr")):
         model = network(tmp_path, shape)
-        images = bound(
-            described({"preset": "imagenet", "frame": form, "order": order}), {"x": TensorType(shape)}, fused=True
+        images = bind(
+            describe({"preset": "imagenet", "frame": form, "order": order}), {"x": TensorType(shape)}, fused=True
         )
         frames = random.integers(0, 256, (2, *images[0].frame_shape)).astype(np.uint8)
-        made = framed(read_model(model), images)
+        made = add_frames(read_model(model), images)
         onnx.checker.check_model(made)
         wanted = run(model, images[0].values_of(frames))
         np.testing.assert_allclose(run(made.SerializeToString(), frames), wanted, atol=1e-4)
@@ -127,9 +127,9 @@ def test_the_host_converts_yuv_and_says_so(target: str, tmp_path: Path) -> None:
 
 def test_before_opset_10_a_cast_takes_the_place_of_the_scale(tmp_path: Path) -> None:
     model = network(tmp_path, opset=9)
-    images = bound(described("yolo"), {"x": TensorType(FIRST)}, fused=True)
+    images = bind(describe("yolo"), {"x": TensorType(FIRST)}, fused=True)
     frames = np.random.default_rng(1).integers(0, 256, (1, 1, *LAST[1:])).astype(np.uint8)
-    made = framed(read_model(model), images)
+    made = add_frames(read_model(model), images)
     np.testing.assert_allclose(
         run(made.SerializeToString(), frames), run(model, images[0].values_of(frames)), atol=1e-5
     )
@@ -139,7 +139,7 @@ def test_an_input_that_is_an_output_is_refused(tmp_path: Path) -> None:
     model = read_model(network(tmp_path))
     model.graph.output.append(model.graph.input[0])
     with pytest.raises(DataError, match="gives it as an output"):
-        framed(model, bound(described("none"), {"x": TensorType(FIRST)}, fused=True))
+        add_frames(model, bind(describe("none"), {"x": TensorType(FIRST)}, fused=True))
 
 
 def noise(found: Array, exact: Array) -> float:

@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 from npuc.errors import DataError, Problem
-from npuc.images.description import described
-from npuc.images.pictures import fitted, opened
+from npuc.images.description import describe
+from npuc.images.pictures import fit, open_picture
 from npuc.ir import Array, TensorType
 from npuc.samples.loading import load
 from npuc.samples.streams import Streamed
-from npuc.system.budget import limited
+from npuc.system.budget import set_limits
 from tests.images.making import saved
 
 KIND = {"x": TensorType((1, 3, 2, 4))}
@@ -24,15 +24,15 @@ KIND = {"x": TensorType((1, 3, 2, 4))}
 
 def values(path: Path, kind: TensorType = KIND["x"], **keys: object) -> Array:
     """What the model reads for a picture."""
-    images = [each.bound_to({"x": kind}) for each in described(keys)]
+    images = [each.bound_to({"x": kind}) for each in describe(keys)]
     return load([path], {"x": kind}, images=images).inputs["x"]
 
 
 def pixels(path: Path, size: tuple[int, int], **keys: object) -> Array:
     """The red pixels of a picture that was made to fit."""
-    (found,) = described(keys)
+    (found,) = describe(keys)
     found = found.bound_to({"x": TensorType((1, 3, *size))})
-    return fitted(opened(path, found.order), found)[..., 0]
+    return fit(open_picture(path, found.order), found)[..., 0]
 
 
 def grey(path: Path, rows: list[list[int]]) -> Path:
@@ -94,7 +94,7 @@ def test_a_picture_stands_as_exif_says(tmp_path: Path) -> None:
 
 
 def test_folders_lists_and_classes_have_an_order(tmp_path: Path) -> None:
-    images = [described({"labels": ["cat", "dog"]})[0].bound_to(KIND)]
+    images = [describe({"labels": ["cat", "dog"]})[0].bound_to(KIND)]
     for at, name in enumerate(("dog/b.png", "dog/a.PNG", "cat/c.jpg")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         saved(tmp_path / f"{name}", np.full((2, 4, 3), at, np.uint8))
@@ -107,7 +107,7 @@ def test_folders_lists_and_classes_have_an_order(tmp_path: Path) -> None:
     assert found.labels is not None and found.labels.tolist() == [7, 1]
     (tmp_path / "list.txt").write_text("cat/c.jpg\ndog/b.png\n", "utf-8")
     assert load([tmp_path / "list.txt"], KIND, images=images).inputs["x"][:, 0, 0, 0, 0].tolist() == [2, 0]
-    strange = load([tmp_path], KIND, images=[described("none")[0].bound_to(KIND)])
+    strange = load([tmp_path], KIND, images=[describe("none")[0].bound_to(KIND)])
     assert strange.labels is None and "'cat' is no class number" in strange.left_out
 
 
@@ -115,7 +115,7 @@ def test_pictures_fill_batches_and_are_streamed(tmp_path: Path, monkeypatch: pyt
     for at in range(4):
         grey(tmp_path / f"{at}.png", [[at] * 4] * 2)
     pairs = {"x": TensorType((2, 3, 2, 4))}
-    images = [described("none")[0].bound_to(pairs)]
+    images = [describe("none")[0].bound_to(pairs)]
     assert load([tmp_path], pairs, images=images).inputs["x"][:, :, 0, 0, 0].tolist() == [[0, 1], [2, 3]]
     monkeypatch.setattr("npuc.samples.streams.LARGE", 100)
     found = load([tmp_path], pairs, images=images)
@@ -181,7 +181,7 @@ def test_a_hundred_damaged_files_each_have_a_code(tmp_path: Path, suffix: str) -
 def damage(path: Path) -> Problem | None:
     """Why a picture is refused; None if it is read."""
     try:
-        with limited(memory=1 << 24):
+        with set_limits(memory=1 << 24):
             assert values(path).shape == (1, 1, 3, 2, 4)
     except DataError as error:
         return error.problems[0]
@@ -193,4 +193,4 @@ def test_a_picture_needs_a_description_and_one_input(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing describes how the input reads one"):
         load([path], KIND)
     with pytest.raises(DataError, match="gives one input, and the model has 2"):
-        load([path], {**KIND, "z": TensorType((1,))}, images=[described("none")[0].bound_to(KIND)])
+        load([path], {**KIND, "z": TensorType((1,))}, images=[describe("none")[0].bound_to(KIND)])

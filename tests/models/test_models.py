@@ -62,7 +62,7 @@ def test_a_model_runs_from_its_input_shape_to_its_output_shape(name: str) -> Non
 def test_a_model_has_the_same_bytes_every_time(name: str) -> None:
     first = MODELS[name]().SerializeToString()
     if name == "detector":
-        detector.trained.cache_clear()
+        detector.train.cache_clear()
         detector.body.cache_clear()
     assert MODELS[name]().SerializeToString() == first
 

@@ -12,7 +12,7 @@ import onnx
 from npuc import running
 from npuc.ir import Array, Graph
 from npuc.program import as_loaded
-from npuc.samples.loading import varied
+from npuc.samples.loading import varied_samples
 from npuc.target import Options, Request, target
 from npuc.targets.nvdla.program import lowering
 from tests.compiled import compilation
@@ -47,7 +47,7 @@ def compared(
         ).program
     program = as_loaded(program)
     seen: dict[str, Array] = {}
-    feeds = varied(running.program_inputs(program), SAMPLES, seed=3).inputs
+    feeds = varied_samples(running.program_inputs(program), SAMPLES, seed=3).inputs
     reached = {
         key: np.where(np.abs(values) > 2, 4 * values, values).astype(values.dtype) for key, values in feeds.items()
     }

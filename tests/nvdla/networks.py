@@ -58,7 +58,7 @@ def judged(
     report = {**check.report(admitted), "compiled": loaded.manifest["report"]}
     if report["bit_exact"] is None and samples == 1:
         return report
-    check.batch(data.varied(inputs, 4))
+    check.batch(data.varied_samples(inputs, 4))
     return {**report, "bit_exact": check.report(admitted)["bit_exact"]}
 
 

@@ -202,7 +202,7 @@ def test_maps_that_are_added_behind_the_layer_have_a_batch_stride(tmp_path: Path
         32
     }  # of each atom of kernels: one pixel is packed
     with pytest.raises(ArtefactError, match="E506"):  # descriptors have no such stride
-        target("nvdla-full").exported(program, "loadable")
+        target("nvdla-full").export(program, "loadable")
 
 
 @pytest.mark.parametrize("name", ["nvdla-small", "nvdla-full"])
@@ -220,7 +220,7 @@ def test_an_autoencoder_of_a_given_model_on_a_batch_is_bit_exact(tmp_path: Path,
 @pytest.mark.parametrize("name", TARGETS)
 def test_loadables_of_batches_compute_the_same(tmp_path: Path, name: str) -> None:
     _, _, program = compiled(lenet(3), tmp_path, name)
-    files = target(name).exported(program, "loadable")  # compares what the firmware makes of it with the program
+    files = target(name).export(program, "loadable")  # compares what the firmware makes of it with the program
     loadable = loadables.read(files["network.nvdla"])
     assert list(broken(loadable, machines.load(name))) == []
     assert [each.name for each in loadable.tensor_desc_list][:3] == [f"x/sample{each}" for each in range(3)]
@@ -228,7 +228,7 @@ def test_loadables_of_batches_compute_the_same(tmp_path: Path, name: str) -> Non
 
 def test_a_test_program_of_a_batch_has_all_results(tmp_path: Path) -> None:
     _, _, program = compiled(lenet(3), tmp_path, "nvdla-full")
-    found = target("nvdla-full").exported(program, "nvdla-trace")
+    found = target("nvdla-full").export(program, "nvdla-trace")
     assert "NVDLA_CDMA.D_BATCH_STRIDE" in next(
         data.decode() for name, data in found.items() if name.endswith(".cfg")
     )

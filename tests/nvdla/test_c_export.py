@@ -82,7 +82,7 @@ def built(program: Program, name: str, folder: Path) -> Path:
     """The host program beside the exported files."""
     if COMPILER is None:
         pytest.skip("no C compiler")
-    for file, data in target(name).exported(program, "c").items():
+    for file, data in target(name).export(program, "c").items():
         (folder / file).write_bytes(data)
     (folder / "main.c").write_text(HOST)
     strict = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-pedantic", "-Werror", "-O1"]
@@ -147,7 +147,7 @@ def test_memory_addresses_move_with_the_memory(tmp_path: Path) -> None:
 
 def test_the_readme_names_the_tensors_with_their_scales(tmp_path: Path) -> None:
     program = program_of(tmp_path, "nvdla-small")
-    readme = target("nvdla-small").exported(program, "c")["README.md"].decode()
+    readme = target("nvdla-small").export(program, "c")["README.md"].decode()
     scale = program.manifest["steps"][0]["attrs"]["scale"]
     assert f"| `x/int8` | int8 | 3x8x8 | {scale:g} | 0 |" in readme
     assert "QuantizeLinear" in readme and "segment 0" in readme and "$" not in readme

@@ -43,7 +43,7 @@ class Hooks(ctypes.Structure):
 
 
 def library(program: Program, name: str, folder: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
-    files = target(name).exported(program, "c")
+    files = target(name).export(program, "c")
     for file, data in files.items():
         (folder / file).write_bytes(data)
     sources = [file for file in files if file.endswith(".c")]
@@ -186,7 +186,7 @@ def test_what_the_library_lacks_is_declared_for_the_application(tmp_path: Path) 
     softmax = {"op": "Cast", "attrs": {"to": "int32"}}
     steps = [{**each, **softmax} if each.get("op") == "Softmax" else each for each in program.manifest["steps"]]
     changed = replace(program, manifest={**program.manifest, "steps": steps})
-    files = target("nvdla-small").exported(changed, "c")
+    files = target("nvdla-small").export(changed, "c")
     assert files["npuc_steps.h"].count(b"YOURS: supply this function") == 1
     assert b"npuc_host_step_1(in, out)" in files["npuc_run.c"]
     assert b"npuc_host_step_1" not in files["npuc_steps.c"]

@@ -245,7 +245,7 @@ def test_rubik_contracts_the_columns_where_that_takes_fewer_cycles(precision: st
 def test_a_loadable_has_the_contraction(tmp_path: Path) -> None:
     """What it computes is compared with the program before it is given out."""
     assert _contracted(tmp_path)[-1] == "contraction"
-    exported = target("nvdla-full").exported(load(tmp_path / "network.npu"), "loadable")
+    exported = target("nvdla-full").export(load(tmp_path / "network.npu"), "loadable")
     loadable = loadables.read(exported["network.nvdla"])
     task = read_task(loadable, *engine_tasks(loadable))
     assert task.operations[-1] == descriptors.Rubik(mode=0, precision=0, stride_x=2, stride_y=1)

@@ -27,7 +27,7 @@ def exported(folder: Path, name: str) -> Path:
     _, _, program = compiled(network(nodes, (1, 3, 16, 16), constants), folder, name)
     out = folder / "trace"
     out.mkdir()
-    for file, data in target(name).exported(program, "nvdla-trace").items():
+    for file, data in target(name).export(program, "nvdla-trace").items():
         (out / file).write_bytes(data)
     return out
 

@@ -134,7 +134,7 @@ def test_a_layer_takes_the_weights_that_it_was_read_with(tmp_path: Path, calibra
     onnx.save(_residual(), tmp_path / "m.onnx")
     graph = optimised(Request(tmp_path / "m.onnx", SMALL, usual_options(SMALL)))
     samples = data.load([calibration], running.input_types(graph))
-    integer = SMALL.quantised(graph, samples, Options())[0].quantised
+    integer = SMALL.quantise(graph, samples, Options())[0].quantised
     layers, read = Multiplied(), 0
     for each in integer.graph.nodes:
         found = layers.layer(integer, each)

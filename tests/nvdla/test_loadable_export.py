@@ -47,7 +47,7 @@ def of_file(path: Path, folder: Path, name: str) -> tuple[Program, schema.Loadab
 
 def of_model(model: onnx.ModelProto, folder: Path, name: str) -> tuple[Program, schema.Loadable]:
     _, _, program = compiled(model, folder, name)
-    return program, loadables.read(target(name).exported(program, "loadable")["network.nvdla"])
+    return program, loadables.read(target(name).export(program, "loadable")["network.nvdla"])
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_loadable_takes_the_bytes_of_a_grey_photo(name: str, tmp_path: Path) -
         calibration=photos(tmp_path),
         input={"order": "gray", "std": 64.0},
     ).program
-    loadable = loadables.read(target(name).exported(program, "loadable")["network.nvdla"])
+    loadable = loadables.read(target(name).export(program, "loadable")["network.nvdla"])
     tensor, out = loadable.tensor_desc_list
     assert (tensor.pixel_format, tensor.data_type, tensor.c, tensor.h, tensor.w) == (0, 5, 1, SIZE, SIZE)
     frame = np.random.default_rng(3).integers(0, 256, (SIZE, SIZE)).astype(np.uint8)
@@ -190,7 +190,7 @@ def test_softmax_is_a_task_of_the_cpu_with_the_scales_of_the_network(tmp_path: P
     program, loadable = of_model(small_network(), tmp_path, "nvdla-small")
     engine, cpu = loadable.task_list
     assert (engine.interface, cpu.interface) == (schema.DLA, schema.EMU)
-    tensors = json.loads(target("nvdla-small").exported(program, "loadable")["tensors.json"])
+    tensors = json.loads(target("nvdla-small").export(program, "loadable")["tensors.json"])
     assert tensors["outputs"][0]["scale"] == pytest.approx(1 / 127)
     after = run(loadable, machines.load("nvdla-small"), {"x": bytes(loadable.tensor_desc_list[0].size)})
     found = np.frombuffer(after.output("y"), np.int8)[:8]
@@ -228,7 +228,7 @@ def test_an_engine_that_npuc_cannot_have_written_is_damaged(name: str, value: ob
     for entries in (9, [], [[{**first, name: value}, *others], *rest]):
         damaged = replace(program, manifest={**program.manifest, "engines": entries})
         with pytest.raises(ArtefactError) as caught:
-            target("nvdla-small").exported(damaged, "loadable")
+            target("nvdla-small").export(damaged, "loadable")
         assert caught.value.problems[0].code == "E502"
 
 
@@ -236,7 +236,7 @@ def test_a_host_step_inside_the_network_is_refused_by_name(tmp_path: Path) -> No
     nodes = [node("Conv", "x w", "a"), node("Tanh", "a", "t"), node("Conv", "t w", "y")]
     _, _, program = compiled(network(nodes, (1, 3, 8, 8), {"w": weights(3, 3, 1, 1)}), tmp_path)
     with pytest.raises(ArtefactError, match="Tanh") as caught:
-        target("nvdla-small").exported(program, "loadable")
+        target("nvdla-small").export(program, "loadable")
     assert caught.value.problems[0].code == "E506"
 
 
@@ -250,7 +250,7 @@ def test_a_table_function_is_exported_with_its_table(tmp_path: Path) -> None:
 
 def test_the_same_program_gives_the_same_loadable(tmp_path: Path) -> None:
     _, _, program = compiled(small_network(), tmp_path, "nvdla-small")
-    first, second = (target("nvdla-small").exported(program, "loadable") for _ in range(2))
+    first, second = (target("nvdla-small").export(program, "loadable") for _ in range(2))
     assert first == second
 
 
@@ -291,7 +291,7 @@ def test_an_operation_is_enabled_behind_the_one_before_it_on_its_engine() -> Non
 
 def test_fp16_is_exported_with_averages_of_the_firmware(tmp_path: Path) -> None:
     _, _, program = compiled(small_network(), tmp_path, "nvdla-full", precision="fp16")
-    loadable = loadables.read(target("nvdla-full").exported(program, "loadable")["network.nvdla"])
+    loadable = loadables.read(target("nvdla-full").export(program, "loadable")["network.nvdla"])
     (entry,) = engine_tasks(loadable)
     assert of.PDP in {each.engine for each in read_task(loadable, entry).common}
     assert list(broken(loadable, machines.load("nvdla-full"))) == []
@@ -327,6 +327,6 @@ def test_given_zero_points_are_told_to_the_user(tmp_path: Path) -> None:
         "u": np.array(5, np.int8), "w": weights(8, 3, 1, 1),
     }  # fmt: skip
     _, _, program = compiled(network(nodes, (1, 3, 8, 8), constants), tmp_path)
-    tensors = json.loads(target("nvdla-small").exported(program, "loadable")["tensors.json"])
+    tensors = json.loads(target("nvdla-small").export(program, "loadable")["tensors.json"])
     assert [(each["scale"], each["zero_point"]) for each in tensors["inputs"]] == [(pytest.approx(0.05), -9)]
     assert [(each["scale"], each["zero_point"]) for each in tensors["outputs"]] == [(pytest.approx(0.04), 5)]

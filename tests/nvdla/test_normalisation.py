@@ -87,7 +87,7 @@ def test_wide_windows_that_cdp_does_not_have_are_the_hosts(precision: str, tmp_p
 def test_a_loadable_holds_tables_of_16_bits(precision: str, tmp_path: Path) -> None:
     """Export interprets what it writes, and compares the results with the program's."""
     _, _, program = compiled(_normalised(0.5, 5, 0.75, 1.0), tmp_path, "nvdla-full", precision=precision)
-    assert "network.nvdla" in target("nvdla-full").exported(program, "loadable")
+    assert "network.nvdla" in target("nvdla-full").export(program, "loadable")
 
 
 def test_squares_beyond_the_first_and_last_channel_count_nothing() -> None:

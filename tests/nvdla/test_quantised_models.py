@@ -272,7 +272,7 @@ def test_the_report_names_the_layers_their_share_and_the_gain(mixed: Program) ->
 def test_the_stock_runtime_has_no_such_layers(mixed: Program, tmp_path: Path) -> None:
     program.save(mixed, tmp_path / "p")
     with pytest.raises(ArtefactError, match="Conv") as caught:
-        SMALL.exported(program.load(tmp_path / "p"), "loadable")
+        SMALL.export(program.load(tmp_path / "p"), "loadable")
     assert caught.value.problems[0].code == "E506"
 
 

@@ -37,7 +37,7 @@ def program_of(name: str, folder: Path) -> Program:
 @pytest.mark.parametrize("name", ["nvdla-small", "nvdla-full"])
 def test_registers_and_memory_are_those_of_the_program(name: str, tmp_path: Path) -> None:
     program = program_of(name, tmp_path)
-    files = target(name).exported(program, "readmemh")
+    files = target(name).export(program, "readmemh")
     described, registers = json.loads(files["map.json"]), program.files["registers.bin"]
     assert memory_of(files["registers.hex"].decode(), 16, len(registers)) == registers
     dram = program.manifest["dram"]
@@ -52,7 +52,7 @@ def test_registers_and_memory_are_those_of_the_program(name: str, tmp_path: Path
 @pytest.mark.parametrize("name", ["nvdla-small", "nvdla-full"])
 def test_bin_export_says_where_its_images_go(name: str, tmp_path: Path) -> None:
     program = program_of(name, tmp_path)
-    binary, text = (target(name).exported(program, form) for form in ("bin", "readmemh"))
+    binary, text = (target(name).export(program, form) for form in ("bin", "readmemh"))
     described, as_text = json.loads(binary["map.json"]), json.loads(text["map.json"])
     assert binary[described["registers"]["file"]] == program.files["registers.bin"]
     assert described["steps"] == as_text["steps"]
@@ -67,7 +67,7 @@ def test_bin_export_says_where_its_images_go(name: str, tmp_path: Path) -> None:
 def test_registers_are_listed_without_their_program(tmp_path: Path) -> None:
     program = program_of("nvdla-small", tmp_path)
     hexadecimal, raw = tmp_path / "r.hex", tmp_path / "registers.bin"
-    hexadecimal.write_bytes(target("nvdla-small").exported(program, "readmemh")["registers.hex"])
+    hexadecimal.write_bytes(target("nvdla-small").export(program, "readmemh")["registers.hex"])
     raw.write_bytes(program.files["registers.bin"])
     listed = [npuc("dump", each, "--target", "nvdla-small", "--json").json for each in (hexadecimal, raw)]
     texts = [entry["text"] for entry in listed[0]["instructions"]]
@@ -82,6 +82,6 @@ def test_registers_are_listed_without_their_program(tmp_path: Path) -> None:
 
 
 def test_images_that_share_a_word_are_one() -> None:
-    text = readmemh.placed([(6, b"\5\6\7"), (1, b"\1\2"), (64, b"\x08")], 4).decode()
+    text = readmemh.memory_text([(6, b"\5\6\7"), (1, b"\1\2"), (64, b"\x08")], 4).decode()
     assert text.count("@") == 2
     assert memory_of(text, 4, 68) == b"\0\1\2\0\0\0\5\6\7\0\0\0" + bytes(52) + b"\x08\0\0\0"

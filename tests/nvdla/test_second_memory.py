@@ -361,7 +361,7 @@ def test_a_test_program_with_copies_runs_to_its_crc_on_every_player(
 ) -> None:
     folder = tmp_path / "trace"
     folder.mkdir()
-    for name, data in target("nvdla-full").exported(chained[2], "nvdla-trace", player).items():
+    for name, data in target("nvdla-full").export(chained[2], "nvdla-trace", player).items():
         (folder / name).write_bytes(data)
     lines = (folder / "trace_0.cfg").read_text().splitlines()
     assert f"mem_init(sec_mem, {SRAM_BASE:#x}, {1 << 18:#x}, ALL_ZERO);" in lines
@@ -372,17 +372,17 @@ def test_a_test_program_with_copies_runs_to_its_crc_on_every_player(
 
 def test_a_loadable_has_one_memory(program: Program) -> None:
     with pytest.raises(ArtefactError, match="maps lie in the second memory of board") as caught:
-        target("nvdla-full").exported(program, "loadable")
+        target("nvdla-full").export(program, "loadable")
     assert caught.value.problems[0].code == "E506" and "sram_bytes" in (caught.value.problems[0].remedy or "")
 
 
 def test_c_and_readmemh_say_where_it_lies(program: Program) -> None:
-    files = target("nvdla-full").exported(program, "c")
+    files = target("nvdla-full").export(program, "c")
     assert "#define NPUC_SRAM_BASE 0x50000000u\n#define NPUC_SRAM_BYTES 65536u" in files["npuc_program.h"].decode()
     addresses = [each for each in files["npuc_program.c"].decode().splitlines() if "NPUC_WRITE_ADDRESS" in each]
     assert addresses and not any("0x5000" in each for each in addresses)  # memory_offset does not move it
     assert "NPUC_SRAM_BASE" in files["README.md"].decode()
-    described = json.loads(target("nvdla-full").exported(program, "readmemh")["map.json"])
+    described = json.loads(target("nvdla-full").export(program, "readmemh")["map.json"])
     assert described["sram"] == {"base": SRAM_BASE, "bytes": 65536}
 
 

@@ -303,7 +303,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     _, _, program = compiled(network(NETWORKS[network_name], (1, 3, 16, 16), CONSTANTS), folder, name)
     out = folder / "trace"
     out.mkdir()
-    for file, data in target(name).exported(program, "nvdla-trace", "sequencers").items():
+    for file, data in target(name).export(program, "nvdla-trace", "sequencers").items():
         (out / file).write_bytes(data)
     return out, name
 
@@ -397,7 +397,7 @@ def test_the_verilator_test_bench_needs_neither_waits_nor_a_check_without_its_in
     network_name: str, name: str, tmp_path: Path
 ) -> None:
     _, _, program = compiled(network(NETWORKS[network_name], (1, 3, 16, 16), CONSTANTS), tmp_path, name)
-    for file, data in target(name).exported(program, "nvdla-trace", "verilator").items():
+    for file, data in target(name).export(program, "nvdla-trace", "verilator").items():
         (tmp_path / file).write_bytes(data)
     for config in sorted(tmp_path.glob("*.cfg")):
         lines = config.read_text().splitlines()
@@ -419,7 +419,7 @@ def _last_enable(lines: list[str]) -> int:
 
 def test_a_wait_that_the_verilator_test_bench_lacks_is_missed(tmp_path: Path) -> None:
     _, _, program = compiled(network(NETWORKS["residual"], (1, 3, 16, 16), CONSTANTS), tmp_path)
-    for file, data in target("nvdla-small").exported(program, "nvdla-trace", "verilator").items():
+    for file, data in target("nvdla-small").export(program, "nvdla-trace", "verilator").items():
         (tmp_path / file).write_bytes(data)
     config = tmp_path / "trace_0.cfg"
     config.write_text("".join(x for x in config.read_text().splitlines(keepends=True) if ".S_STATUS_0" not in x))

@@ -78,7 +78,7 @@ def test_a_deconvolution_runs(name: str, tmp_path: Path) -> None:
     report = verified(network(nodes, (1, 4, 5, 5), {"w": weights(4, 6, 3, 3)}), tmp_path, name)
     expect_exact(report, 30.0)
     assert report["compiled"]["host_steps"] == []
-    files = target(name).exported(load(tmp_path / "network.npu"), "loadable")
+    files = target(name).export(load(tmp_path / "network.npu"), "loadable")
     assert loadables.read(files["network.nvdla"]).blobs
 
 
@@ -156,7 +156,7 @@ def test_int8_softmax_in_a_loadable_has_scales(tmp_path: Path, shared: Path) -> 
     theirs = softmax_of(loadables.read((shared / "nvdla" / "loadables" / "chain_small_int8.nvdla").read_bytes()))
     nodes = [node("Conv", "x w", "a"), node("Softmax", "a", "y", axis=1)]
     _, _, program = compiled(network(nodes, (1, 4, 6, 6), {"w": weights(5, 4, 6, 6)}), tmp_path)
-    ours = softmax_of(loadables.read(target("nvdla-small").exported(program, "loadable")["network.nvdla"]))
+    ours = softmax_of(loadables.read(target("nvdla-small").export(program, "loadable")["network.nvdla"]))
     logits = np.array([90, 60, 30, 0, -30], np.int8)
     scale = next(step for step in program.manifest["steps"] if step.get("op") == "DequantizeLinear")["attrs"][
         "scale"

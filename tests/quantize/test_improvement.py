@@ -14,12 +14,12 @@ from npuc.ir import Array, Graph, Node
 from npuc.quantize.calibration.histograms import EMPTY, METHODS, Histogram, histograms, range_limit
 from npuc.quantize.improvement import proposals, search
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, ends
-from npuc.quantize.improvement.equalisation import Equalised, equalised, groups, sizes
-from npuc.quantize.improvement.evidence import SampledWindows, sampled, sums, taps_under
+from npuc.quantize.improvement.equalisation import Equalised, equalise, groups, sizes
+from npuc.quantize.improvement.evidence import SampledWindows, sample_windows, sums, taps_under
 from npuc.quantize.improvement.levels import LEVELS, Level
-from npuc.quantize.improvement.lockstep import improved, weighted
+from npuc.quantize.improvement.lockstep import improve_layers, weighted_nodes
 from npuc.quantize.improvement.proposals import JudgedLayer
-from npuc.quantize.improvement.search import Recipe, TrialNetwork, added, best_network, divided, drawn
+from npuc.quantize.improvement.search import Recipe, TrialNetwork, best_network, divide, total_error, plain_network
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.network.construction import LayerWeights, Quantised, Shifted
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
@@ -82,7 +82,7 @@ def test_equalisation_keeps_the_meaning_and_says_by_what_it_divided(share: float
     data = list(samples(graph, 3).feeds())
     found = groups(graph)
     assert [set(each.tensors) for each in found] == [{"a", "d", "s"}, {"e"}]
-    changed = equalised(graph, found, sizes(graph, found, data), share)
+    changed = equalise(graph, found, sizes(graph, found, data), share)
     for feed in data:
         before = run(graph, feed, ["a", "s", "e", "y"])
         after = run(changed.graph, feed, [f"{name}/equalised" for name in "ase"] + ["y"])
@@ -101,7 +101,7 @@ def test_channels_before_a_depthwise_layer_become_equal() -> None:
     )  # fmt: skip
     data = list(samples(graph, 3).feeds())
     found = groups(graph)
-    changed = equalised(graph, found, sizes(graph, found, data), 0.5).graph
+    changed = equalise(graph, found, sizes(graph, found, data), 0.5).graph
     largest = sizes(changed, groups(changed), data)["a/equalised"]
     assert largest.max() / largest.min() < 1.05  # factors have 16 steps an octave
 
@@ -116,7 +116,7 @@ def test_equalisation_keeps_the_meaning_of_convolutions_in_groups(writes: int, r
     )  # fmt: skip
     data = list(samples(graph, 3).feeds())
     found = groups(graph)
-    changed = equalised(graph, found, sizes(graph, found, data), share)
+    changed = equalise(graph, found, sizes(graph, found, data), share)
     assert not np.allclose(changed.factors["a/equalised"], 1)
     for feed in data:
         assert np.allclose(run(changed.graph, feed)["y"], run(graph, feed)["y"], rtol=1e-4, atol=1e-3)
@@ -128,7 +128,7 @@ def test_channels_that_are_silent_on_the_samples_keep_their_values() -> None:
     t = np.geomspace(1, 30, 8).astype(np.float32).reshape(1, 8, 1, 1) * weights(8, 8, 1, 1)
     graph = network((1, 4, 6, 6), "y", node("Conv", "x w", "a"), node("Conv", "a t", "y"), w=w, t=t)
     found = groups(graph)
-    factors = equalised(graph, found, sizes(graph, found, list(samples(graph, 3).feeds())), 0.5).factors
+    factors = equalise(graph, found, sizes(graph, found, list(samples(graph, 3).feeds())), 0.5).factors
     assert factors["a/equalised"][2] == 1
     assert np.ptp(factors["a/equalised"]) > 0
 
@@ -149,7 +149,7 @@ def test_every_level_is_at_least_as_good_as_the_plain_network_on_what_is_held_ou
     plain, none = best_network(graph, RECIPE, data, replace(LEVELS["1"], variants=()))
     best, steps = best_network(graph, RECIPE, data, LEVELS["1"])
     assert none == ()
-    _, held_out = divided(data, LEVELS["1"].samples)
+    _, held_out = divide(data, LEVELS["1"].samples)
     judge = acceptance(graph, plain.quantised, held_out)
     assert judge.noise(best.quantised) <= judge.noise(plain.quantised)
     assert any(step.kept for step in steps)
@@ -160,7 +160,7 @@ def test_every_level_is_at_least_as_good_as_the_plain_network_on_what_is_held_ou
 
 def harmful(_layer: JudgedLayer, found: LayerWeights) -> LayerWeights:
     """Moves every result by several steps."""
-    return replace(found, bias=found.rounded(found.bias + 20 * found.power))
+    return replace(found, bias=found.round_bias(found.bias + 20 * found.power))
 
 
 def test_a_proposal_that_hurts_a_layer_leaves_it_as_it_is() -> None:
@@ -168,8 +168,8 @@ def test_a_proposal_that_hurts_a_layer_leaves_it_as_it_is() -> None:
     data = samples(graph)
     plain, _ = best_network(graph, RECIPE, data, LEVELS["0"])
     feeds = list(data.feeds())
-    evidence = sampled(graph, weighted(plain.nodes), feeds, np.arange(len(feeds)) % 4 == 3)
-    after = improved(graph, plain.quantised, Shifted(), evidence, [harmful], depth=100).graph
+    evidence = sample_windows(graph, weighted_nodes(plain.nodes), feeds, np.arange(len(feeds)) % 4 == 3)
+    after = improve_layers(graph, plain.quantised, Shifted(), evidence, [harmful], depth=100).graph
     for name, value in plain.quantised.graph.constants.items():
         assert np.array_equal(after.constants[name], value), name
 
@@ -182,16 +182,16 @@ def test_the_run_that_calibrates_an_equalised_network_gives_the_evidence_of_a_ru
 
     def counted(*given: Any) -> Any:
         runs.append("evidence")
-        return sampled(*given)
+        return sample_windows(*given)
 
     def apart(*_: object) -> dict[str, Histogram]:
         return {}
 
-    monkeypatch.setattr(search, "sampled", counted)
+    monkeypatch.setattr(search, "sample_windows", counted)
     together, steps = best_network(graph, RECIPE, samples(graph), LEVELS["1"])
     assert "equalisation" in steps[0].name
     assert not runs
-    monkeypatch.setattr("npuc.quantize.improvement.search._Climb._watched", apart)
+    monkeypatch.setattr("npuc.quantize.improvement.search._Climb._watch", apart)
     alone, same = best_network(graph, RECIPE, samples(graph), LEVELS["1"])
     assert runs
     assert search.as_json(same) == search.as_json(steps)
@@ -281,7 +281,7 @@ def test_scales_that_are_coarser_are_judged_by_thorough_levels_only(
 def test_the_error_that_scales_are_expected_to_add_is_that_of_rounding_and_saturating(method: str) -> None:
     graph = residual()
     data = tailed(graph)
-    network = drawn(Equalised(graph), RECIPE, data, method)
+    network = plain_network(Equalised(graph), RECIPE, data, method)
     names = list(network.histograms)
     values = [{**run(graph, feed, [each for each in names if each != "x"]), **feed} for feed in data.feeds()]
     wanted = 0.0
@@ -291,7 +291,7 @@ def test_the_error_that_scales_are_expected_to_add_is_that_of_rounding_and_satur
             network.quantised.scales[f"{name}/int8"],
         )
         wanted += np.square(np.rint(x / scale).clip(-128, 127) * scale - x).sum() / np.square(x).sum()
-    assert added(network) == pytest.approx(wanted, rel=0.1)
+    assert total_error(network) == pytest.approx(wanted, rel=0.1)
 
 
 def test_the_nodes_between_two_layers_run_in_one_session_and_those_behind_the_last_not_at_all(
@@ -303,7 +303,7 @@ def test_the_nodes_between_two_layers_run_in_one_session_and_those_behind_the_la
     data = samples(graph)
     plain, _ = best_network(graph, RECIPE, data, LEVELS["0"])
     feeds = list(data.feeds())
-    evidence = sampled(graph, weighted(plain.nodes), feeds, np.arange(len(feeds)) % 4 == 3)
+    evidence = sample_windows(graph, weighted_nodes(plain.nodes), feeds, np.arange(len(feeds)) % 4 == 3)
     ran, run_nodes = [], lockstep._run  # pyright: ignore[reportPrivateUsage]
 
     def noted(*given: Any) -> dict[str, Array]:
@@ -311,7 +311,7 @@ def test_the_nodes_between_two_layers_run_in_one_session_and_those_behind_the_la
         return run_nodes(*given)
 
     monkeypatch.setattr(lockstep, "_run", noted)
-    improved(graph, plain.quantised, Shifted(), evidence, [harmful], depth=100)
+    improve_layers(graph, plain.quantised, Shifted(), evidence, [harmful], depth=100)
     ops = [each.op for each in plain.quantised.graph.nodes]
     assert [op for part in ran for op in part] == ops[: len(ops) - 2] and ops[-2:] == [
         "IntConv",
@@ -335,8 +335,8 @@ def test_who_learns_and_who_judges_does_not_depend_on_the_order_of_the_samples()
     def values(found: Sequence[Mapping[str, Array]]) -> list[bytes]:
         return [feed["x"].tobytes() for feed in found]
 
-    training, held_out = divided(data, 16)
-    assert [values(each) for each in divided(reverse, 16)] == [values(training), values(held_out)]
+    training, held_out = divide(data, 16)
+    assert [values(each) for each in divide(reverse, 16)] == [values(training), values(held_out)]
     assert (len(training), len(held_out)) == (9, 4)
     assert not {*values(training)} & {*values(held_out)}
 
@@ -367,7 +367,7 @@ def test_what_windows_see_gives_the_convolution_s_results() -> None:
     graph = network((1, 4, 7, 9), "y", node("Conv", "x w", "y", group=2, pads=(1, 0, 2, 1), strides=(2, 1)), w=w)
     x = RANDOM.standard_normal((3, 4, 7, 9)).astype(np.float32)
     expected = np.concatenate([run(graph, {"x": x[i : i + 1]})["y"] for i in range(3)])
-    places = SampledWindows.chosen(3, graph.shape("y")[2:], 18, seed=0)
+    places = SampledWindows.choose(3, graph.shape("y")[2:], 18, seed=0)
     found = sums(taps_under(x, graph.nodes[0], w.shape, places, 2), w.reshape(6, -1))
     assert len(found) == 3 * 4 * 8  # every window once
     assert np.allclose(found, expected[places.sample, :, places.row, places.column], atol=1e-5)
@@ -378,7 +378,7 @@ def test_windows_beyond_the_map_read_the_value_of_padding() -> None:
     graph = network((1, 4, 7, 9), "y", node("Conv", "x w", "y", **attrs), w=weights(6, 2, 3, 3))
     x = RANDOM.integers(-128, 128, (2, 4, 7, 9)).astype(np.int8)
     padded = np.pad(x, [(0, 0), (0, 0), (2, 1), (1, 3)], constant_values=-7)
-    places = SampledWindows.chosen(2, graph.shape("y")[2:], 18, seed=0)
+    places = SampledWindows.choose(2, graph.shape("y")[2:], 18, seed=0)
     found = taps_under(x, graph.nodes[0], (6, 2, 3, 3), places, 2, fill=-7)
     for window, (sample, row, column) in enumerate(zip(places.sample, places.row, places.column, strict=True)):
         inputs = padded[sample, :, row : row + 5 : 2, 2 * column : 2 * column + 3]
@@ -439,7 +439,7 @@ def test_a_level_is_never_worse_than_the_one_below_on_what_is_held_out() -> None
         values = np.random.default_rng(seed).standard_normal((15, *graph.shape("x"))).astype(np.float32) ** 3
         data = Samples({"x": values})
         found = [best_network(graph, RECIPE, data, LEVELS[level])[0].quantised for level in "012"]
-        judge = acceptance(graph, found[0], divided(data, 16)[1])
+        judge = acceptance(graph, found[0], divide(data, 16)[1])
         assert (list(judge.exact), list(judge.outputs)) == (["d"], ["y"])
         least, usual, everything = (judge.noise(each) for each in found)
         assert everything <= usual <= least

@@ -20,7 +20,7 @@ from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.ops.accumulators import accumulator_bound, requantise
 from npuc.program import Program
-from npuc.quantize.arithmetic.steadiness import better, octave, rounded, upward
+from npuc.quantize.arithmetic.steadiness import better, octave, round_to_bits, upward
 from npuc.quantize.calibration.histograms import EMPTY, histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.network.construction import Quantised
@@ -337,7 +337,7 @@ def test_equal_candidates_stay_and_better_ones_replace() -> None:
 
 
 def test_few_digits_are_left_of_what_is_rounded() -> None:
-    found = rounded(np.array([0.0, 1.0, 1.001, -3.3, 1e-20, 65504.0]), 6)
+    found = round_to_bits(np.array([0.0, 1.0, 1.001, -3.3, 1e-20, 65504.0]), 6)
     assert found.tolist()[:3] == [0.0, 1.0, 1.0] and found[3] == -3.3125
     assert (np.abs(found - [0.0, 1.0, 1.001, -3.3, 1e-20, 65504.0]) <= np.abs(found) / 64).all()
 

@@ -21,8 +21,8 @@ from npuc.ops.attributes import PADDING
 from npuc.ops.integer import convolve
 from npuc.program import load, save
 from npuc.quantize.arithmetic.tables import domains, reached_domain
-from npuc.quantize.arithmetic.weights import bound
-from npuc.quantize.calibration.histograms import EMPTY, NOTHING, computed, histograms, uniform
+from npuc.quantize.arithmetic.weights import node_bound
+from npuc.quantize.calibration.histograms import EMPTY, NOTHING, histograms, tensor_values, uniform
 from npuc.quantize.scales import zero_points
 from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
@@ -50,7 +50,7 @@ def test_a_convolution_reaches_its_bound_and_never_exceeds_it(padding: int) -> N
     bias, shift = np.array([5, -700, 90_000], np.int32), np.array([0, 1, 9], np.int8)
     attrs = {"pads": (1, 1, 1, 1), "padding": padding}
     node = Node("IntConv", ("x", "w", "b", "s"), ("y",), attrs, "y")
-    limit = bound(_graph(node, "x", w=w, b=bias, s=shift), node)
+    limit = node_bound(_graph(node, "x", w=w, b=bias, s=shift), node)
     assert limit is not None
     reached = 0
     for channel in range(3):
@@ -68,7 +68,7 @@ def test_a_convolution_reaches_its_bound_and_never_exceeds_it(padding: int) -> N
 )
 def test_sums_and_products(op: str, shift: int, expected: int) -> None:
     node = Node(op, ("x", "z"), ("y",), {"shift": shift}, "y")
-    assert bound(_graph(node, "x", "z"), node) == expected
+    assert node_bound(_graph(node, "x", "z"), node) == expected
 
 
 def test_a_table_is_bounded_at_the_ends_of_its_segments() -> None:
@@ -76,14 +76,14 @@ def test_a_table_is_bounded_at_the_ends_of_its_segments() -> None:
     node = Node("IntTable", ("x", "t", "a", "b"), ("y",), {"shift": 2, "error_lsb": 0}, "y")
     values = np.arange(-128, 128)
     exact = np.abs(np.where(values < 10, -3 * values + 7, 2 * values - 1000)).max() + 2
-    assert bound(_graph(node, "x", t=starts, a=a, b=b), node) == exact
+    assert node_bound(_graph(node, "x", t=starts, a=a, b=b), node) == exact
 
 
 def test_a_sum_with_factors_reaches_its_bound() -> None:
     factors, bias = np.array([-90, 127], np.int8), np.array(-70_000, np.int32)
     node = Node("IntSum", ("x", "z", "w", "b"), ("y",), {"shift": 6, "relu": 0}, "y")
     worst = abs(-90 * 127 + 127 * -128 - 70_000) + 32
-    limit = bound(_graph(node, "x", "z", w=factors, b=bias), node)
+    limit = node_bound(_graph(node, "x", "z", w=factors, b=bias), node)
     assert limit is not None
     assert worst <= limit < 1.01 * worst  # 127 is not 128
 
@@ -92,12 +92,12 @@ def test_slopes_are_bounded_on_the_side_that_reaches_further() -> None:
     values = {"p": [64, 1], "ps": [6, 0], "n": [-128, 100], "ns": [0, 8]}
     constants = {name: np.array(value, np.int8) for name, value in values.items()}
     node = Node("IntPRelu", ("x", *constants), ("y",), {}, "y")
-    assert bound(_graph(node, "x", **constants), node) == 128 * 128  # a slope of -128 without a shift
+    assert node_bound(_graph(node, "x", **constants), node) == 128 * 128  # a slope of -128 without a shift
 
 
 def test_a_movement_has_none() -> None:
     node = Node("MaxPool", ("x",), ("y",), {"kernel_shape": (2, 2)}, "y")
-    assert bound(_graph(node, "x"), node) is None
+    assert node_bound(_graph(node, "x"), node) is None
 
 
 def _sigmoid_of(bias: float, op: str = "Sigmoid") -> Any:
@@ -317,9 +317,9 @@ def test_what_was_seen_on_these_samples_is_not_computed_again(monkeypatch: pytes
         graph: Graph, feeds: Iterable[Mapping[str, Array]], names: Sequence[str]
     ) -> Iterator[dict[str, Array]]:
         asked.append([*names])
-        yield from computed(graph, feeds, names)
+        yield from tensor_values(graph, feeds, names)
 
-    monkeypatch.setattr(zero_points, "computed", noted)
+    monkeypatch.setattr(zero_points, "tensor_values", noted)
     alone = one_sided(graph, graph.nodes, feeds, known, IN_BIASES)
     seen: zero_points.Sides = {}
     for histograms_of in (known, known, wider):
@@ -393,7 +393,7 @@ def test_a_network_of_tables_and_padding_is_exact_at_the_highest_level(
         node("Sigmoid", "d", "s"), node("Conv", "s t", "y"), **w,
     )  # fmt: skip
     case, feeds = Case("easynpu", "int8", machine=machine, level="2"), samples_of(graph, 24)
-    made, steps = target("easynpu").quantised(graph, Samples(feeds), case.options)  # type: ignore[attr-defined]
+    made, steps = target("easynpu").quantise(graph, Samples(feeds), case.options)  # type: ignore[attr-defined]
     assert any(step.kept and "offsets" in step.name for step in steps)
     assert {"a/int8", "h/int8"} <= made.quantised.zeros.keys()
     assert PADDING(made.quantised.graph.producers["d/int8"]) == made.quantised.zeros["h/int8"]

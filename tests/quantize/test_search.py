@@ -19,13 +19,13 @@ from npuc.quantize.improvement import acceptance as judging
 from npuc.quantize.improvement import proposals
 from npuc.quantize.improvement.acceptance import Acceptance, Tail, acceptance
 from npuc.quantize.improvement.levels import LEVELS
-from npuc.quantize.improvement.mixed import MOST_MEASURED, Host, candidates, mixed, without
+from npuc.quantize.improvement.mixed import MOST_MEASURED, Host, candidates, mix_precision, without
 from npuc.quantize.improvement.proposals import (
     JudgedLayer,
     bias_by_results,
     bias_by_weights,
     rounded_in_turn,
-    solved,
+    solve_weights,
 )
 from npuc.quantize.improvement.search import Trial, TrialNetwork, best_network
 from npuc.quantize.network.build import quantise
@@ -105,7 +105,7 @@ def test_rounding_in_turn_loses_less_of_correlated_inputs_than_rounding_each() -
         lost = inputs @ (each.w / each.power[:, None] - found.exact).T
         return float(np.square(lost - lost.mean(axis=0)).sum())
 
-    assert error(solved(found, weights)) < 0.5 * error(weights)
+    assert error(solve_weights(found, weights)) < 0.5 * error(weights)
     assert error(rounded_in_turn(found, weights)) < 0.5 * error(weights)
 
 
@@ -114,7 +114,7 @@ def test_weights_of_inputs_that_do_not_resemble_each_other_are_rounded_each() ->
     found, weights = layer(np.random.default_rng(2).standard_normal((5, 4)), inputs)
     found = replace(found, training=np.ones(len(inputs), bool))
     rounded = np.rint(found.exact * weights.power[:, None])
-    assert np.array_equal(solved(found, weights).w, rounded)
+    assert np.array_equal(solve_weights(found, weights).w, rounded)
 
 
 def test_the_error_of_a_layer_counts_what_is_held_out_only() -> None:
@@ -131,7 +131,7 @@ def test_blocks_of_columns_round_as_columns_one_by_one(monkeypatch: pytest.Monke
     found: list[Array] = []
     for block in (1, 32, 70):
         monkeypatch.setattr(proposals, "BLOCK", block)
-        found.append(solved(made, weights).w)
+        found.append(solve_weights(made, weights).w)
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
 
@@ -278,7 +278,7 @@ class _Cases:
         return TrialNetwork(self.graph, nodes, self.known, {}, self.drawn(host)), ()
 
     def mixed(self) -> tuple[TrialNetwork, Sequence[Trial]]:
-        return mixed(self.graph, self.drawn, self.best, self.samples)
+        return mix_precision(self.graph, self.drawn, self.best, self.samples)
 
 
 def test_the_layer_whose_input_no_scale_suits_goes_to_the_host() -> None:
@@ -329,7 +329,7 @@ def test_a_search_measures_few_layers_alone_however_many_there_are() -> None:
         made.append(host)
         return quantise(graph, without(_nodes(graph), host), known)
 
-    mixed(graph, drawn, lambda host: (TrialNetwork(graph, (), known, {}, drawn(host)), ()), samples)
+    mix_precision(graph, drawn, lambda host: (TrialNetwork(graph, (), known, {}, drawn(host)), ()), samples)
     assert len([host for host in made if len(host) == 1]) >= MOST_MEASURED
     assert len(made) <= 4 + 2 * MOST_MEASURED
 

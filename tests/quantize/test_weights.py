@@ -15,8 +15,8 @@ from npuc.ops import build
 from npuc.quantize.arithmetic.weights import average_taps, quantise_weights
 from npuc.quantize.calibration.histograms import histograms, uniform
 from npuc.quantize.improvement import balance
-from npuc.quantize.improvement.balance import balanced, chosen, rounded, without_data
-from npuc.quantize.improvement.borders import bordered
+from npuc.quantize.improvement.balance import balance_errors, balance_network, choose_weights, without_data
+from npuc.quantize.improvement.borders import equalise_borders
 from npuc.quantize.improvement.equalisation import split
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import TrialNetwork
@@ -210,19 +210,19 @@ def test_an_outlier_costs_the_other_channels_less() -> None:
 def test_the_weight_nearest_to_the_middle_takes_the_other_neighbour() -> None:
     # nearest: 0 3 -2, errors -.25 +.25 -.45, a sum within half a step; then 0 0 0, -1.25; then 1 1 1, +1.35
     wanted = np.array([[[0.25, 2.75, -1.55]], [[0.4, 0.45, 0.4]], [[0.55, 0.5001, 0.5999]]])
-    assert rounded(wanted).tolist() == [[[0, 3, -2]], [[0, 1, 0]], [[1, 0, 1]]]
+    assert balance_errors(wanted).tolist() == [[[0, 3, -2]], [[0, 1, 0]], [[1, 0, 1]]]
 
 
 def test_kernels_that_are_balanced_each_are_balanced_together() -> None:
     # each kernel is .4 short, the channel 1.2: the tap nearest to the middle of one kernel moves up
     wanted = np.array([[[0.4, 3.0], [0.1, 0.3], [2.0, 5.4]]])
-    found = rounded(wanted)
+    found = balance_errors(wanted)
     assert (found - np.rint(wanted)).sum() == 1
     assert abs((found - wanted).sum()) <= 0.5
 
 
 def test_a_weight_beyond_8_bits_is_its_limit_and_others_do_not_make_up_for_it() -> None:
-    assert rounded(np.array([[[200.0, 1.2, -300.0, 1.2, -128.4, 127.4]]])).tolist() == [
+    assert balance_errors(np.array([[[200.0, 1.2, -300.0, 1.2, -128.4, 127.4]]])).tolist() == [
         [[127, 1, -128, 1, -128, 127]]
     ]
 
@@ -231,7 +231,7 @@ def test_a_weight_beyond_8_bits_is_its_limit_and_others_do_not_make_up_for_it() 
 def test_every_weight_is_a_neighbour_and_every_sum_is_kept(seed: int, size: float) -> None:
     random = np.random.default_rng(seed)
     wanted = np.clip(random.standard_normal(tuple(random.integers(1, 9, 3))) * size, -127, 127)
-    found = rounded(wanted)
+    found = balance_errors(wanted)
     assert ((found == np.floor(wanted)) | (found == np.ceil(wanted))).all()
     assert (np.abs((found - wanted).sum(axis=2)) <= 1.0 + 1e-9).all()
     assert (np.abs((found - wanted).sum(axis=(1, 2))) <= 0.5 + 1e-9).all()
@@ -262,7 +262,7 @@ def test_balanced_weights_keep_the_sums_of_inputs_with_a_mean(group: int, steps:
     graph = convolution(group)
     plain = drawn(graph, steps)
     errors: list[float] = []
-    for made in (plain, balanced(plain)):
+    for made in (plain, balance_network(plain)):
         random, total = np.random.default_rng(3), 0.0
         for _ in range(8):
             level = random.integers(40, 100, (1, 16, 1, 1)) + random.integers(-6, 7, (1, 16, 8, 8))
@@ -278,7 +278,7 @@ def test_what_is_no_convolution_with_weights_stays() -> None:
     pool: Node = node("GlobalAveragePool", "x", "y")
     graph = network((1, 4, 5, 5), "y", pool)
     plain = TrialNetwork(graph, (pool,), {}, {}, quantise(graph, (pool,), {name: uniform(4.0) for name in "xy"}))
-    made = balanced(plain).quantised.graph
+    made = balance_network(plain).quantised.graph
     assert all(
         np.array_equal(value, made.constants[name]) for name, value in plain.quantised.graph.constants.items()
     )
@@ -288,7 +288,7 @@ def test_a_network_whose_accumulators_would_not_fit_stays(monkeypatch: pytest.Mo
     plain = drawn(convolution(1), Steps(1 / 64))
     before = plain.quantised.graph.constants
     monkeypatch.setattr(balance, "ACCUMULATOR_LIMIT", 1000)
-    after = balanced(plain).quantised.graph.constants
+    after = balance_network(plain).quantised.graph.constants
     assert all(np.array_equal(value, after[name]) for name, value in before.items())
 
 
@@ -317,9 +317,9 @@ def test_the_better_weights_are_chosen_by_what_the_samples_show(
     graph = convolution(1)
     plain = drawn(graph, Steps(1 / 64))
     random = np.random.default_rng(5)
-    made = chosen(plain, Samples({"x": np.stack([draw(random) for _ in range(8)])}))
+    made = choose_weights(plain, Samples({"x": np.stack([draw(random) for _ in range(8)])}))
     fresh = [draw(random) for _ in range(32)]
-    nearest, all_balanced = (noise(graph, each, fresh) for each in (plain, balanced(plain)))
+    nearest, all_balanced = (noise(graph, each, fresh) for each in (plain, balance_network(plain)))
     assert noise(graph, made, fresh) < 1.1 * min(nearest, all_balanced) < 1.1 * nearest / gain + 1e-9
 
 
@@ -348,8 +348,8 @@ def test_noise_over_the_whole_range_of_8_bit_inputs_chooses_and_nothing_else(
     def balanced_of(_network: TrialNetwork) -> TrialNetwork:
         return all_balanced
 
-    monkeypatch.setattr(balance, "chosen", chosen_of)
-    monkeypatch.setattr(balance, "balanced", balanced_of)
+    monkeypatch.setattr(balance, "choose_weights", chosen_of)
+    monkeypatch.setattr(balance, "balance_network", balanced_of)
     samples = Samples({"x": np.zeros((count, 1, 4), dtype)}, synthetic=synthetic)
     assert without_data(plain, samples, LEVELS[level]) is (by_noise if judged else all_balanced)
 
@@ -409,7 +409,7 @@ def outputs(graph: Graph, of: Samples) -> list[list[Array]]:
 
 @pytest.mark.parametrize("graph", [depthwise(), depthwise("Relu"), gated()], ids=["plain", "relu", "gated"])
 def test_factors_at_borders_keep_the_meaning(graph: Graph) -> None:
-    made = bordered(graph, list(samples(8, 1).feeds()))
+    made = equalise_borders(graph, list(samples(8, 1).feeds()))
     assert made is not None
     assert made.graph.inputs == graph.inputs
     assert made.graph.outputs == graph.outputs
@@ -420,7 +420,7 @@ def test_factors_at_borders_keep_the_meaning(graph: Graph) -> None:
 
 
 def test_channels_within_have_similar_magnitudes() -> None:
-    made = bordered(depthwise(), list(samples(8, 1).feeds()))
+    made = equalise_borders(depthwise(), list(samples(8, 1).feeds()))
     assert made is not None
     inner = list(made.names)
     assert [made.names[name] for name in inner] == ["x", "y"]
@@ -433,13 +433,13 @@ def test_channels_within_have_similar_magnitudes() -> None:
 def test_an_input_that_is_an_output_is_no_border() -> None:
     w = weights_of_borders(BORDERS_CHANNELS, 1, 3, 3)
     conv = node("Conv", "x w", "y", group=BORDERS_CHANNELS, pads=PADS)
-    made = bordered(network((1, BORDERS_CHANNELS, 6, 7), "y x", conv, w=w), list(samples(8, 1).feeds()))
+    made = equalise_borders(network((1, BORDERS_CHANNELS, 6, 7), "y x", conv, w=w), list(samples(8, 1).feeds()))
     assert made is None or made.graph.outputs == ("y", "x")
 
 
 def test_a_tensor_that_a_factor_cannot_pass_has_no_border() -> None:
     graph = network((1, 4, 6, 7), "y", node("Sigmoid", "x", "s"), node("Mul", "x s", "y"))
-    assert bordered(graph, []) is None
+    assert equalise_borders(graph, []) is None
 
 
 @pytest.mark.parametrize("spread", [True, False])
@@ -447,7 +447,7 @@ def test_borders_are_kept_if_they_gain_half_a_decibel(spread: bool) -> None:
     given = samples(32, 3)
     if not spread:
         given = Samples({"x": given.inputs["x"] / SPREAD[:, None, None]})
-    steps = target("bm1684").quantised(gated(), given, Options(level="1", precision="int8"))[1]  # type: ignore[attr-defined]
+    steps = target("bm1684").quantise(gated(), given, Options(level="1", precision="int8"))[1]  # type: ignore[attr-defined]
     step = next(each for each in steps if "borders" in each.name)
     assert step.kept == spread == (step.after_db > step.before_db + 0.5)
 
@@ -460,7 +460,7 @@ def test_a_depthwise_convolution_between_parts_of_the_host_keeps_its_small_chann
     graph, test = depthwise(activation), samples(16, 3)
     for level, least, most in (("0", 0, 25), ("1", 33, 60)):
         options = Options(level=level, precision="int8")
-        made = target("bm1684").quantised(graph, samples(32, 1), options)[0].quantised  # type: ignore[attr-defined]
+        made = target("bm1684").quantise(graph, samples(32, 1), options)[0].quantised  # type: ignore[attr-defined]
         exact = np.stack([each[0] for each in outputs(graph, test)])
         found = np.stack([run(made.graph, dict(feed))["y"] for feed in test.feeds()])
         decibels = 10 * np.log10(np.square(exact).sum() / np.square(found - exact).sum())
@@ -476,7 +476,7 @@ def test_a_network_that_gives_only_classes_is_not_judged_by_them() -> None:
         w=weights_of_borders(5, BORDERS_CHANNELS, 3, 3),
     )
     options = Options(level="1", precision="int8")
-    made = target("bm1684").quantised(graph, samples(32, 1), options)[0].quantised  # type: ignore[attr-defined]
+    made = target("bm1684").quantise(graph, samples(32, 1), options)[0].quantised  # type: ignore[attr-defined]
     (exact,) = outputs(graph, samples(1, 3))[0]
     (found,) = graph_session(made.graph, ["y"]).run(["y"], dict(next(samples(1, 3).feeds())))
     assert (found == exact).mean() > 0.9

@@ -68,7 +68,7 @@ def program_of(region: onnx.ModelProto) -> Program:
 
 def refusal(region: onnx.ModelProto) -> ArtefactError:
     program = program_of(region)
-    with pytest.raises(ArtefactError) as caught, budget.limited(seconds=1):
+    with pytest.raises(ArtefactError) as caught, budget.set_limits(seconds=1):
         target_of(program).runner(program)({"x": np.ones((1, 1, 4), np.float32)})
     return caught.value
 
@@ -97,10 +97,10 @@ def test_what_many_samples_make_together_is_bounded() -> None:
     """Each is a quarter of the limit."""
     text = "e = Constant<value_ints = [16, 1]>() y = Tile(x, e)"
     program = program_of(parser.parse_model(f"{HEAD} {{ {text} }}"))
-    with pytest.raises(ArtefactError) as caught, budget.limited(memory=1 << 26):
+    with pytest.raises(ArtefactError) as caught, budget.set_limits(memory=1 << 26):
         target_of(program).runner(program)({"x": np.ones((2, 1 << 17, 4), np.float32)})
     assert caught.value.problems[0].code in ("E502", "E509")
-    with budget.limited(memory=1 << 26):
+    with budget.set_limits(memory=1 << 26):
         found = target_of(program).runner(program)({"x": np.ones((2, 1, 4), np.float32)})
     assert found["y"].shape == (2, 16, 4)
 
@@ -194,7 +194,7 @@ def test_a_process_that_no_longer_reads_is_ended(monkeypatch: pytest.MonkeyPatch
 @linux
 def test_a_sample_too_large_for_a_process_is_beyond_the_limit_on_memory() -> None:
     """Of 256 MiB, which no memory that the process has left over can take."""
-    with budget.limited(memory=1 << 25):
+    with budget.set_limits(memory=1 << 25):
         opened = Confined(Echo)
         with pytest.raises(ModelError) as caught:
             opened.run(None, {"x": np.zeros(1 << 28, np.uint8)})

@@ -15,10 +15,10 @@ from npuc.errors import DataError
 from npuc.host.step import quantise
 from npuc.ir import Array
 from npuc.reference import session as runtime
-from npuc.reports.summaries import verified
+from npuc.reports.summaries import verify_summary
 from npuc.samples.loading import Samples
 from npuc.target import Options, Request, target
-from npuc.text.escaping import shown
+from npuc.text.escaping import escape_report
 from npuc.verification.metrics import Tolerance
 from tests.compiled import checked, program_of
 from tests.onnx_models import parse
@@ -61,7 +61,7 @@ def test_samples_for_which_onnxruntime_gives_nan_are_counted_and_told(tmp_path: 
     counted = report["outputs"][0]["nan_samples"]
     expected = sum(bool(np.isnan(each).any()) for each in fp32(tmp_path / "m.onnx", x))
     assert counted == expected > 0
-    assert f"NaN for {expected} samples" in verified(shown(report), Tolerance(12.0, 0.95))
+    assert f"NaN for {expected} samples" in verify_summary(escape_report(report), Tolerance(12.0, 0.95))
 
 
 def test_the_user_s_samples_must_keep_the_network_finite(tmp_path: Path) -> None:

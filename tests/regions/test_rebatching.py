@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper, parser
 
 from npuc.errors import ModelError
 from npuc.ir import Array
-from npuc.regions.rebatching import rebatched
+from npuc.regions.rebatching import rebatch
 from tests.cli.process import npuc
 
 CONSTANTS = {
@@ -59,7 +59,7 @@ def run(proto: onnx.ModelProto, x: Array) -> Array:
 )
 def test_every_sample_is_what_it_was_alone(body: str, tmp_path: Path) -> None:
     before, x = model(body), np.random.default_rng(1).normal(size=(3, 4, 2, 2)).astype(np.float32)
-    after = rebatched(model(body), {"x": (3, 4, 2, 2)}, (), tmp_path)
+    after = rebatch(model(body), {"x": (3, 4, 2, 2)}, (), tmp_path)
     alone = np.concatenate([run(before, each[None]) for each in x])
     np.testing.assert_allclose(run(after, x), alone, rtol=1e-6)
 
@@ -76,7 +76,7 @@ def test_every_sample_is_what_it_was_alone(body: str, tmp_path: Path) -> None:
 )
 def test_a_node_that_mixes_samples_is_named(body: str, node: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError) as refused:
-        rebatched(model(body), {"x": (2, 4, 2, 2)}, (), tmp_path)
+        rebatch(model(body), {"x": (2, 4, 2, 2)}, (), tmp_path)
     (problem,) = refused.value.problems
     assert (problem.code, problem.op) == ("E109", node) and "does not keep 2 apart" in problem.reason
 
@@ -84,15 +84,15 @@ def test_a_node_that_mixes_samples_is_named(body: str, node: str, tmp_path: Path
 def test_a_model_that_onnxruntime_refuses_then_is_refused(tmp_path: Path) -> None:
     fixed = "s = Constant<value = int64[4] {4, 1, 2, 2}>() y = Reshape(x, s)"
     with pytest.raises(ModelError, match="it runs one sample at a time, and not 2"):
-        rebatched(model(fixed), {"x": (2, 4, 2, 2)}, (), tmp_path)
+        rebatch(model(fixed), {"x": (2, 4, 2, 2)}, (), tmp_path)
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 2, 2), (2, 4, 2, 3), (2, 4, 2)])
 def test_other_shapes_change_nothing(shape: tuple[int, ...], tmp_path: Path) -> None:
     proto = model("y = Reshape(x, all)")
-    assert rebatched(proto, {"x": shape}, (), tmp_path) == model("y = Reshape(x, all)")
+    assert rebatch(proto, {"x": shape}, (), tmp_path) == model("y = Reshape(x, all)")
     free = model("y = Reshape(x, zero)", "N,4,2,2")
-    assert rebatched(free, {"x": (2, 4, 2, 2)}, (), tmp_path) == model("y = Reshape(x, zero)", "N,4,2,2")
+    assert rebatch(free, {"x": (2, 4, 2, 2)}, (), tmp_path) == model("y = Reshape(x, zero)", "N,4,2,2")
 
 
 def test_a_program_of_several_samples_is_proved_by_the_file_of_one(tmp_path: Path) -> None:

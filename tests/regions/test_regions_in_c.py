@@ -218,7 +218,7 @@ def test_an_export_has_its_regions_in_c_and_as_onnx(name: str) -> None:
         calibration="synthetic",
         options=Options(level="0", deny=("Sigmoid",)),
     )
-    files = target_of(compiled.program).exported(compiled.program, "c")
+    files = target_of(compiled.program).export(compiled.program, "c")
     steps = json.loads(files["steps.json"])["steps"]
     assert [step["kind"] for step in steps] == ["npu", "host", "npu", "host", "npu"]
     assert {"host/region_0.onnx", "host/region_1.onnx", "npuc_operators.c"} <= files.keys()

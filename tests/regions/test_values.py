@@ -16,7 +16,7 @@ from npuc.errors import DataError, NpucError
 from npuc.program import Port
 from npuc.regions.composite import target_of
 from npuc.running import program_inputs
-from npuc.samples.loading import load, save, varied
+from npuc.samples.loading import load, save, varied_samples
 from npuc.samples.structured import objects
 from tests.cli.process import npuc as command
 from tests.compiled import program_of
@@ -127,7 +127,7 @@ def test_a_program_that_reads_a_sequence_runs_from_a_file_and_has_no_synthetic_s
     found = target_of(program).runner(program)(loaded.inputs)["y"]
     assert [each.tolist() for each in found] == [[1, 0, 0], [1, 1]]
     with pytest.raises(DataError, match="no tensor"):
-        varied(program_inputs(program))
+        varied_samples(program_inputs(program))
 
 
 def test_tensors_without_elements_are_verified(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def names(folder: Path) -> list[str]:
 
 def main(folder: str, count: str, *options: str) -> None:
     if options:
-        files._exchanged = lambda *_: False
+        files._exchange = lambda *_: False
     path, found = Path(folder) / "net.npu", Counter[str]()
     save(CONTENTS["old"], path)
     chance, span = random.Random(16), SPAN

@@ -48,10 +48,10 @@ def test_the_system_exchanges_folders_in_one_step(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    assert files._exchanged(tmp_path / "a", tmp_path / "b")
+    assert files._exchange(tmp_path / "a", tmp_path / "b")
     assert (names(tmp_path / "a"), names(tmp_path / "b")) == (["b"], ["a"])
     with pytest.raises(FileNotFoundError):
-        files._exchanged(tmp_path / "a", tmp_path / "c")
+        files._exchange(tmp_path / "a", tmp_path / "c")
 
 
 def test_a_staged_file_has_a_random_name_and_is_opened_exclusively(tmp_path: Path) -> None:

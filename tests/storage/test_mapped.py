@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from npuc.storage import mapped
-from npuc.storage.mapped import HEAVY, FilePlace, Growing, Pieces, append, copied, kept, linked, place_of, release
+from npuc.storage.mapped import HEAVY, FilePlace, Growing, Pieces, append, keep, link, map_copy, place_of, release
 
 VALUES = np.linspace(-7, 3, HEAVY, dtype=np.float32).reshape(4, 8, -1)
 
@@ -28,14 +28,14 @@ def in_place(place: FilePlace, count: int) -> bytes:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_what_is_kept_has_the_same_values_in_a_file(order: tuple[int, ...]) -> None:
     values = VALUES.transpose(order)
-    found = kept(values)
+    found = keep(values)
     np.testing.assert_array_equal(found, values)
     place = place_of(found)
     assert place is not None and in_place(place, values.nbytes) == values.tobytes()
 
 
 def test_a_part_in_c_order_has_its_own_place_and_no_other_has_one() -> None:
-    found = kept(VALUES)
+    found = keep(VALUES)
     part = found[2, 3:].reshape(-1)
     place = place_of(part)
     assert place is not None and in_place(place, part.nbytes) == VALUES[2, 3:].tobytes()
@@ -43,13 +43,13 @@ def test_a_part_in_c_order_has_its_own_place_and_no_other_has_one() -> None:
 
 
 def test_light_values_and_kept_ones_are_not_kept_again() -> None:
-    few, found = np.zeros(3), kept(VALUES)
-    assert kept(few) is few
-    assert kept(found) is found and kept(part := found[1:]) is part
+    few, found = np.zeros(3), keep(VALUES)
+    assert keep(few) is few
+    assert keep(found) is found and keep(part := found[1:]) is part
 
 
 def test_a_file_goes_with_its_values() -> None:
-    found = kept(VALUES)
+    found = keep(VALUES)
     place = place_of(found)
     assert place is not None and place.file.exists()
     del found
@@ -58,7 +58,7 @@ def test_a_file_goes_with_its_values() -> None:
 
 
 def test_values_are_there_when_their_memory_was_given_back() -> None:
-    found = kept(VALUES)
+    found = keep(VALUES)
     for give_back in (release, mapped.trim):
         give_back()
         np.testing.assert_array_equal(found, VALUES)
@@ -69,27 +69,27 @@ def test_without_room_values_are_in_memory(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(mapped, "folder", full)
-    assert kept(VALUES) is VALUES
+    assert keep(VALUES) is VALUES
     (tmp_path / "data").write_bytes(b"abc" + VALUES.tobytes())
-    np.testing.assert_array_equal(copied(tmp_path / "data", 3, VALUES.nbytes, "<f4"), VALUES.ravel())
+    np.testing.assert_array_equal(map_copy(tmp_path / "data", 3, VALUES.nbytes, "<f4"), VALUES.ravel())
 
 
 def test_a_part_of_a_file_is_copied_once_until_the_file_changes(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"abc" + VALUES.tobytes())
-    first, again = (copied(path, 3, VALUES.nbytes, "<f4") for _ in range(2))
+    first, again = (map_copy(path, 3, VALUES.nbytes, "<f4") for _ in range(2))
     np.testing.assert_array_equal(first, VALUES.ravel())
     assert place_of(first) == place_of(again) is not None
     path.write_bytes(b"abc" + (VALUES + 1).tobytes())
     os.utime(path, ns=(1, 1))
-    np.testing.assert_array_equal(copied(path, 3, VALUES.nbytes, "<f4"), VALUES.ravel() + 1)
+    np.testing.assert_array_equal(map_copy(path, 3, VALUES.nbytes, "<f4"), VALUES.ravel() + 1)
     np.testing.assert_array_equal(first, VALUES.ravel())
 
 
 def test_a_file_that_ends_too_early_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(bytes(100))
     with pytest.raises(ValueError, match="shorter"):
-        copied(tmp_path / "data", 50, 51, "i1")
+        map_copy(tmp_path / "data", 50, 51, "i1")
 
 
 def test_the_folder_is_gone_when_the_process_has_ended() -> None:
@@ -109,7 +109,7 @@ def test_pieces_of_every_kind_are_appended_in_order(
 
     if not supported:
         monkeypatch.setattr(os, "copy_file_range", refused, raising=False)
-    part = kept(VALUES)[1:]
+    part = keep(VALUES)[1:]
     with (tmp_path / "all").open("wb", buffering=0) as file:
         for piece in (b"before", part, np.arange(5), b"behind"):
             append(file, piece)
@@ -125,9 +125,9 @@ def test_a_copy_has_the_bytes_of_its_part_of_the_file(
         monkeypatch.delattr(os, "copy_file_range", raising=False)
     source = tmp_path / "source"
     source.write_bytes(b"1234" + VALUES.tobytes() + b"5678")
-    np.testing.assert_array_equal(copied(source, 4, VALUES.nbytes, np.float32), VALUES.ravel())
+    np.testing.assert_array_equal(map_copy(source, 4, VALUES.nbytes, np.float32), VALUES.ravel())
     with pytest.raises(ValueError, match="shorter"):
-        copied(source, 8, VALUES.nbytes + 1, np.uint8)
+        map_copy(source, 8, VALUES.nbytes + 1, np.uint8)
 
 
 SIZES = (5, HEAVY // 2, HEAVY - 6 - HEAVY // 2, 3, HEAVY + 7, 1, 0, 40)
@@ -185,8 +185,8 @@ def test_the_file_of_bytes_that_nobody_wants_is_removed() -> None:
 
 
 def test_a_file_gets_another_name_with_the_rights_of_a_new_file(tmp_path: Path) -> None:
-    found = kept(VALUES)
-    assert linked(found, tmp_path / "linked")
+    found = keep(VALUES)
+    assert link(found, tmp_path / "linked")
     (tmp_path / "new").write_bytes(b"")
     assert (tmp_path / "linked").stat().st_mode == (tmp_path / "new").stat().st_mode
     del found
@@ -197,11 +197,11 @@ def test_a_file_gets_another_name_with_the_rights_of_a_new_file(tmp_path: Path) 
 def test_only_whole_files_get_another_name_and_where_the_system_lets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = kept(VALUES)
-    assert not linked(VALUES, tmp_path / "a") and not linked(found[1:], tmp_path / "a")
+    found = keep(VALUES)
+    assert not link(VALUES, tmp_path / "a") and not link(found[1:], tmp_path / "a")
 
     def refused(*_: object) -> None:
         raise OSError(18, "files of different systems")
 
     monkeypatch.setattr(os, "link", refused)
-    assert not linked(found, tmp_path / "a") and not (tmp_path / "a").exists()
+    assert not link(found, tmp_path / "a") and not (tmp_path / "a").exists()

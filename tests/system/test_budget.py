@@ -208,7 +208,7 @@ def test_what_fits_the_limit_is_computed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert import_model(model).shape("y") == (1000, 4)
     onnx.save(model, tmp_path / "m.onnx")
-    with budget.limited(20_000), pytest.raises(ModelError) as caught:
+    with budget.set_limits(20_000), pytest.raises(ModelError) as caught:
         load(tmp_path / "m.onnx")
     (problem,) = caught.value.problems
     assert (problem.code, problem.limit) == ("E110", "20,000 bytes") and "--memory-limit" in (problem.remedy or "")
@@ -218,7 +218,7 @@ def test_views_of_a_constant_count_once() -> None:
     weights = numpy_helper.from_array(np.ones((4, 1000), np.float32), "w")
     nodes = [helper.make_node("Identity", ["w" if n == 0 else f"w{n}"], [f"w{n + 1}"]) for n in range(50)]
     model = model_of([*nodes, helper.make_node("MatMul", ["x", "w50"], ["y"])], [weights])
-    with budget.limited(16_000 + 60 * 2 * budget.NODE_BYTES):
+    with budget.set_limits(16_000 + 60 * 2 * budget.NODE_BYTES):
         import_model(model)
 
 
@@ -236,7 +236,7 @@ def squeezed(path: Path, **arrays: tuple[tuple[int, ...], str]) -> None:
 def test_labels_that_inflate_are_refused_unread(tmp_path: Path) -> None:
     squeezed(tmp_path / "d.npz", x=((1 << 18, 1), "<f4"), y=((1 << 24,), "<i8"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with budget.limited(1 << 26), pytest.raises(DataError) as caught:
+    with budget.set_limits(1 << 26), pytest.raises(DataError) as caught:
         data.load([tmp_path / "d.npz"], {"x": TensorType((1, 1), "float32")})
     assert caught.value.problems[0].code == "E403"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10
@@ -244,6 +244,6 @@ def test_labels_that_inflate_are_refused_unread(tmp_path: Path) -> None:
 
 def test_inputs_beyond_the_budget_are_read_block_by_block(tmp_path: Path) -> None:
     squeezed(tmp_path / "d.npz", x=((1 << 20, 4), "<f4"))
-    with budget.limited(1 << 20):
+    with budget.set_limits(1 << 20):
         found = data.load([tmp_path / "d.npz"], {"x": TensorType((1, 4), "float32")})
     assert len(found) == 1 << 20 and next(iter(found.batches(4))).inputs["x"].shape == (4, 1, 4)

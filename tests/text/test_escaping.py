@@ -75,7 +75,7 @@ def test_what_nobody_would_see_is_shown_escaped(name: str, shown: str) -> None:
 @patient
 @given(names, names)
 def test_a_report_for_people_has_no_line_that_is_not_ours(name: str, key: str) -> None:
-    found = escaping.shown({"layers": [{key: (name, 1, None)}]})
+    found = escaping.escape_report({"layers": [{key: (name, 1, None)}]})
     ((where, (text, *others)),) = found["layers"][0].items()
     assert one_line(where) and one_line(text) and others == [1, None]
 
@@ -129,8 +129,8 @@ def test_html_holds_no_element_or_attribute_of_a_name(name: str) -> None:
     page = Elements()
     page.feed(f'<b title="{escaping.html(name)}">{escaping.html(name)}</b>')
     page.close()
-    assert page.found == [("b", [("title", escaping.printed(name))])]
-    assert page.text == escaping.printed(name)
+    assert page.found == [("b", [("title", escaping.terminal_lines(name))])]
+    assert page.text == escaping.terminal_lines(name)
     script = Elements()
     script.feed(f"<script>{escaping.html_json(name)}</script><i>")
     assert [tag for tag, _ in script.found] == ["script", "i"]

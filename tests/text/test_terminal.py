@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.text.terminal import CLEAR, as_json, closest, count, folded, page, progress, table
+from npuc.text.terminal import CLEAR, as_json, closest, count, fold, page, progress, table
 
 cells = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text("ab é", max_size=9))
 
@@ -71,11 +71,11 @@ def test_a_terminal_gets_lines_that_end_between_words(width: int) -> None:
     text = (
         "error[E203] Conv 'stem': Ho = 300 does not fit in 8 bits\n  help: split the image, or use another machine"
     )
-    lines = folded(text, width).split("\n")
+    lines = fold(text, width).split("\n")
     assert all(len(line) <= width for line in lines)
     assert " ".join(" ".join(lines).split()) == " ".join(text.split())
     assert all(line.startswith("  ") for line in lines if not line.startswith("error"))
-    assert folded(text, 200) == text
+    assert fold(text, 200) == text
 
 
 @given(st.integers())

@@ -11,16 +11,16 @@ import pytest
 from PIL import Image
 
 from npuc.errors import DataError
-from npuc.images.description import described
+from npuc.images.description import describe
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.verification.answers import Reader, as_text, drawn
+from npuc.verification.answers import Reader, as_text, draw_answer
 
 SHAPE = (1, 3, 32, 32)
 
 
 def reader(labels: tuple[str, ...] = (), *, pictures: bool = True, **outputs: list[int]) -> Reader:
-    (image,) = described({"order": "bgr"})
+    (image,) = describe({"order": "bgr"})
     port = {"name": "x", "shape": [*SHAPE], "dtype": "float32"}
     manifest: dict[str, Any] = {
         "inputs": [port],
@@ -80,7 +80,7 @@ def test_boxes_have_names_and_corners_in_pixels(tmp_path: Path) -> None:
     assert ask.answer({"y": unit}) == answer
     Image.new("RGB", (32, 32), (10, 20, 30)).save(tmp_path / "a.png")
     assert ask.described is not None
-    image = np.asarray(Image.open(io.BytesIO(drawn(tmp_path / "a.png", ask.described, answer))))
+    image = np.asarray(Image.open(io.BytesIO(draw_answer(tmp_path / "a.png", ask.described, answer))))
     assert image.shape == (32, 32, 3) and image[0, 0].tolist() == [10, 20, 30]
     assert image[10, 12].tolist() == image[14, 20].tolist() == [0x3C, 0xB4, 0x4B]  # the second class's colour
 

@@ -18,7 +18,7 @@ import onnx
 import pytest
 
 import npuc
-from npuc.evidence import described
+from npuc.evidence import read_graph
 from npuc.ir import Node
 from npuc.models.detector import detector, scenes
 from npuc.models.digits import FOLDER
@@ -118,7 +118,7 @@ def _blamed(model: Path, x: Any, target: str, fault: Fault, patch: pytest.Monkey
         program = npuc.compile(str(model), target, calibration=x, precision="int8", level="0", proof="off")
     if fault.at is None:
         return None
-    graph = described(program.program)
+    graph = read_graph(program.program)
     return largest_loss(npuc.verify(str(model), program, x), graph)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from npuc import compile as compiled
 from npuc.running import program_inputs
-from npuc.samples.loading import varied
+from npuc.samples.loading import varied_samples
 from npuc.target import target
 from npuc.verification.bits import BitDifferences
 from tests.onnx_models import parse
@@ -37,7 +37,7 @@ def test_a_softmax_of_the_host_has_the_room_of_its_own_accuracy(name: str, off: 
     model = parse(QUANTISED, w=w, b=b)
     program = compiled(model, target=name)
     bits = BitDifferences(program.program, target(name))
-    for feed in varied(program_inputs(program.program)).feeds():
+    for feed in varied_samples(program_inputs(program.program)).feeds():
         seen: dict[str, np.ndarray] = {}
         outputs = program.runner({key: each[None] for key, each in feed.items()}, seen.__setitem__)
         moved = {key: (each[0] + np.float32(off)).astype(np.float32) for key, each in outputs.items()}

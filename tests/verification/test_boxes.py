@@ -10,10 +10,10 @@ from npuc.verification.judging.boxes import (
     Boxes,
     Decoding,
     average_precision,
-    decoded,
-    matched,
+    decode_boxes,
+    match_boxes,
     overlaps,
-    suppressed,
+    suppress_overlaps,
 )
 from npuc.verification.judging.detections import Detections
 
@@ -55,10 +55,10 @@ def test_overlap_is_intersection_over_union() -> None:
 def test_suppression_keeps_the_better_of_two_and_other_classes() -> None:
     # 2 overlaps 1 by 9 / 11 = .818; 3 has another class; 4 overlaps 2 by .818 and 1 by 8 / 12 = .667
     given = boxes((0, 0, 10, 1, 0.9, 0), (1, 0, 11, 1, 0.8, 0), (0, 0, 10, 1, 0.7, 1), (2, 0, 12, 1, 0.6, 0))
-    assert suppressed(given, 0.7).scores.tolist() == [0.9, 0.7, 0.6]
-    assert suppressed(given, 0.6).scores.tolist() == [0.9, 0.7]
-    assert suppressed(given, 9 / 11).scores.tolist() == [0.9, 0.8, 0.7, 0.6]  # not above the limit
-    assert suppressed(given, 1.0).scores.tolist() == [0.9, 0.8, 0.7, 0.6]
+    assert suppress_overlaps(given, 0.7).scores.tolist() == [0.9, 0.7, 0.6]
+    assert suppress_overlaps(given, 0.6).scores.tolist() == [0.9, 0.7]
+    assert suppress_overlaps(given, 9 / 11).scores.tolist() == [0.9, 0.8, 0.7, 0.6]  # not above the limit
+    assert suppress_overlaps(given, 1.0).scores.tolist() == [0.9, 0.8, 0.7, 0.6]
 
 
 def test_matches_are_those_of_pascal_voc() -> None:
@@ -71,9 +71,9 @@ def test_matches_are_those_of_pascal_voc() -> None:
         (20, 0, 30, 10, 0.5, 0),
         (0, 0, 10, 10, 0.4, 1),
     )
-    assert matched(found, true).tolist() == [0, -1, -1, -1, 1, 2]
-    assert matched(found, boxes()).tolist() == [-1] * 6
-    assert matched(boxes(), true).tolist() == []
+    assert match_boxes(found, true).tolist() == [0, -1, -1, -1, 1, 2]
+    assert match_boxes(found, boxes()).tolist() == [-1] * 6
+    assert match_boxes(boxes(), true).tolist() == []
 
 
 # Three boxes of one image as every layout has them: corners, score of class 0 and of class 1.
@@ -106,7 +106,7 @@ LAYOUTS = {
 def test_every_layout_gives_the_same_boxes(layout: str) -> None:
     decoding, outputs = LAYOUTS[layout]
     assert decoding.classes == 2
-    found = decoded(outputs, decoding).boxes  # the third overlaps the first by 15 / 17
+    found = decode_boxes(outputs, decoding).boxes  # the third overlaps the first by 15 / 17
     np.testing.assert_allclose(found.corners, CORNERS[:2], rtol=1e-12)
     assert found.classes.tolist() == [0, 1]
     wanted = [0.5, 0.5] if layout == "rows" else [0.9, 0.8]  # objectness .5, and classes of 1 at most
@@ -116,7 +116,8 @@ def test_every_layout_gives_the_same_boxes(layout: str) -> None:
 def test_the_threshold_is_the_least_score_that_counts() -> None:
     outputs = {"b": CORNERS[None], "s": SCORES[None]}
     kept = [
-        len(decoded(outputs, pair(score_threshold=each, nms_iou=1.0)).boxes) for each in (0.7, 0.71, 0.81, 0.91)
+        len(decode_boxes(outputs, pair(score_threshold=each, nms_iou=1.0)).boxes)
+        for each in (0.7, 0.71, 0.81, 0.91)
     ]
     assert kept == [3, 2, 1, 0]
 

@@ -10,7 +10,7 @@ import pytest
 from npuc.errors import DataError
 from npuc.program import GIVEN_BY, Program
 from npuc.samples.loading import Samples
-from npuc.verification.judging.choosing import Asked, NotTaken, chosen
+from npuc.verification.judging.choosing import Asked, NotTaken, choose_metric
 from npuc.verification.judging.detections import Detections
 
 YOLO = (1, 3, 640, 640)
@@ -43,7 +43,7 @@ def samples(y: Any = None, labels: Any = None) -> Samples:
     ],
 )
 def test_detectors_are_recognised(given: tuple[int, ...], outputs: list[tuple[int, ...]], layout: str) -> None:
-    metric, why, truths = chosen(program(given, *outputs), samples(), Asked())
+    metric, why, truths = choose_metric(program(given, *outputs), samples(), Asked())
     assert isinstance(metric, Detections) and metric.decoding.layout == layout and truths is None
     assert str(list(outputs[0])).strip("[]") in why
     assert metric.image == (given[2:] if given[1] == 3 else given[1:3])
@@ -63,10 +63,10 @@ def test_detectors_are_recognised(given: tuple[int, ...], outputs: list[tuple[in
     ],
 )
 def test_one_output_of_another_size_is_no_detector(outputs: list[tuple[int, ...]]) -> None:
-    metric, _, _ = chosen(program(YOLO, *outputs), samples(), Asked())
+    metric, _, _ = choose_metric(program(YOLO, *outputs), samples(), Asked())
     assert metric.name == "ctc"  # which fp32's values must confirm
     with pytest.raises(DataError, match="not recognised as a detector"):
-        chosen(program(YOLO, *outputs), samples(), Asked("detections"))
+        choose_metric(program(YOLO, *outputs), samples(), Asked("detections"))
 
 
 @pytest.mark.parametrize(
@@ -81,28 +81,28 @@ def test_one_output_of_another_size_is_no_detector(outputs: list[tuple[int, ...]
 )
 def test_what_is_ambiguous_is_refused_with_what_is_recognised(outputs: list[tuple[int, ...]]) -> None:
     with pytest.raises(DataError, match="no metric is recognised") as caught:
-        chosen(program(YOLO, *outputs), samples(), Asked())
+        choose_metric(program(YOLO, *outputs), samples(), Asked())
     assert "(N, 4)" in str(caught.value.problems[0].limit)
     with pytest.raises(DataError):
-        chosen(program(YOLO, *outputs), samples(), Asked("detections"))
-    assert chosen(program(YOLO, *outputs), samples(), Asked("regression"))[0].name == "regression"
+        choose_metric(program(YOLO, *outputs), samples(), Asked("detections"))
+    assert choose_metric(program(YOLO, *outputs), samples(), Asked("regression"))[0].name == "regression"
 
 
 def test_labels_come_before_shapes() -> None:
     line = program((1, 3, 32, 320), (1, 40, 97))
-    assert chosen(line, samples(), Asked())[0].name == "ctc"
-    metric, why, truths = chosen(line, samples(np.ones((2, 5), np.int64)), Asked())
+    assert choose_metric(line, samples(), Asked())[0].name == "ctc"
+    metric, why, truths = choose_metric(line, samples(np.ones((2, 5), np.int64)), Asked())
     assert metric.name == "ctc" and "a sequence of labels" in why and truths is not None
-    assert chosen(line, samples(np.ones((2, 40, 97))), Asked())[0].name == "regression"
-    assert chosen(line, samples(np.ones(2), np.ones(2, np.int64)), Asked())[0].name == "top1"
+    assert choose_metric(line, samples(np.ones((2, 40, 97))), Asked())[0].name == "regression"
+    assert choose_metric(line, samples(np.ones(2), np.ones(2, np.int64)), Asked())[0].name == "top1"
     one = program((1, 4), (1, 1))
-    assert chosen(one, samples(np.ones(2), np.ones(2, np.int64)), Asked())[0].name == "regression"
+    assert choose_metric(one, samples(np.ones(2), np.ones(2, np.int64)), Asked())[0].name == "regression"
     with pytest.raises(DataError, match="one element"):
-        chosen(one, samples(np.ones(2), np.ones(2, np.int64)), Asked("top1"))
+        choose_metric(one, samples(np.ones(2), np.ones(2, np.int64)), Asked("top1"))
     vector = program((1, 4), (1, 10))
     with pytest.raises(DataError, match="no labels"):
-        chosen(vector, samples(), Asked())
-    assert chosen(vector, samples(np.ones((2, 10))), Asked())[0].name == "regression"
+        choose_metric(vector, samples(), Asked())
+    assert choose_metric(vector, samples(np.ones((2, 10))), Asked())[0].name == "regression"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused(
     outputs: list[tuple[int, ...]], options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        chosen(program(YOLO, *outputs), samples(), Asked(**options))
+        choose_metric(program(YOLO, *outputs), samples(), Asked(**options))
 
 
 @pytest.mark.parametrize(

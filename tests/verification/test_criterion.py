@@ -15,10 +15,10 @@ from npuc.models.digits import FOLDER
 from npuc.program import Program, as_loaded
 from npuc.regions.artefact import is_composite
 from npuc.samples import loading as data
-from npuc.samples.loading import Samples, varied
+from npuc.samples.loading import Samples, varied_samples
 from npuc.target import Options, Request, target
 from npuc.verification.criterion import ENOUGH, criterion, ideal, tolerance
-from npuc.verification.equivalence import expected
+from npuc.verification.equivalence import expected_outputs
 from npuc.verification.metrics import Difference, Tolerance
 from tests.onnx_models import parse
 
@@ -59,7 +59,7 @@ def test_what_is_asked_for_takes_its_place(samples: Samples) -> None:
 
 def test_made_up_samples_and_fp32_have_no_relative_criterion() -> None:
     graph = load(MODEL)
-    synthetic = varied({name: graph.tensors[name] for name in graph.inputs})
+    synthetic = varied_samples({name: graph.tensors[name] for name in graph.inputs})
     assert not criterion(MODEL, _program("int8"), synthetic).judges
     assert criterion(MODEL, _program("fp32"), synthetic) == Tolerance(60.0, 0.9999)
 
@@ -190,7 +190,7 @@ def test_an_fp32_program_of_a_model_that_rounds_may_round_a_tie_otherwise(rounds
     program, _ = compile_model(Request(path, target("bm1684"), Options(precision="fp32", proof="off")))
     samples = Samples({"x": np.random.default_rng(4).normal(0.3, 1, (4, 1, 8, 6, 6)).astype(np.float32)})
     limit = criterion(path, as_loaded(program), samples).of_output("y")[0]
-    power = np.square(expected(path, samples)["y"]).mean()
+    power = np.square(expected_outputs(path, samples)["y"]).mean()
     if rounds:
         assert 15 < limit < 10 * np.log10(power / (STEP**2 / 12)) - 10
     else:

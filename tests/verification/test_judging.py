@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npuc.errors import DataError
-from npuc.verification.judging.metric import estimated
+from npuc.verification.judging.metric import estimate
 from npuc.verification.judging.sequences import Sequences, edit_distance, greedy
 from npuc.verification.judging.values import Values
 
@@ -174,9 +174,9 @@ def test_the_bootstrap_of_a_mean_is_nearly_the_normal_interval() -> None:
     def statistic(weights: np.ndarray) -> np.ndarray:
         return np.stack([weights @ values / 400, np.full(len(weights), np.nan)], axis=1)
 
-    (mean, limits), nothing = estimated(statistic, 400)
+    (mean, limits), nothing = estimate(statistic, 400)
     assert mean == pytest.approx(values.mean()) and limits is not None and nothing == (None, None)
     half = 1.96 * values.std() / 20
     assert limits == pytest.approx((values.mean() - half, values.mean() + half), abs=0.25 * half)
-    assert estimated(statistic, 400)[0] == (mean, limits)
-    assert estimated(lambda weights: weights, 1) == [(1.0, None)]
+    assert estimate(statistic, 400)[0] == (mean, limits)
+    assert estimate(lambda weights: weights, 1) == [(1.0, None)]

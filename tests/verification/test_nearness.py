@@ -23,12 +23,12 @@ SIGNAL = np.array([[1, 2, 2, 4]], np.float32)
     ids=["0 dB", "8 dB", "exact", "no signal"],
 )  # fmt: skip
 def test_an_output_is_lost_below_3_db_of_a_signal(wanted: Array, error: float, *, lost: bool) -> None:
-    assert bool(Nearness(FLOAT, "int8").lost({"y": wanted}, {"y": wanted + np.float32(error)})) is lost
+    assert bool(Nearness(FLOAT, "int8").lost_outputs({"y": wanted}, {"y": wanted + np.float32(error)})) is lost
 
 
 def test_integers_are_not_compared() -> None:
     integers = np.array([[1, 2, 3, 4]])
-    assert not Nearness(FLOAT, "int8").lost({"y": integers}, {"y": -integers})
+    assert not Nearness(FLOAT, "int8").lost_outputs({"y": integers}, {"y": -integers})
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def _attention(node: OnnxNode, to: NodeBuilder) -> None:
     grouped = to.emit(node, "Reshape", (scaled,), (), shape=(*rows, size))
     product = to.emit(node, "MatMul", (grouped, to.emit(node, "Transpose", (k,), (), perm=(0, 1, 3, 2))), ())
     scores = to.emit(node, "Reshape", (product,), (), shape=(batch, heads, queries, keys))
-    masked, kept = _masked(node, to, scores, of)
+    masked, kept = _mask_scores(node, to, scores, of)
     weights = to.emit(node, "Softmax", (masked,), (), axis=3)
     if kept:
         weights = to.emit(node, "Mul", (weights, kept), ())
@@ -62,12 +62,14 @@ def _attention(node: OnnxNode, to: NodeBuilder) -> None:
 
 def _expect_known(node: OnnxNode, to: NodeBuilder) -> None:
     """Raises UnsupportedOperator for a cache of earlier keys, lengths of samples, and a limit of the scores."""
-    if any(node.given(at) for at in (*PAST, LENGTHS)):
-        raise node.unsupported("earlier keys and values, or lengths, are inputs", REMEDY, limit="Q, K, V, a mask")
+    if any(node.has_input(at) for at in (*PAST, LENGTHS)):
+        raise node.support_error(
+            "earlier keys and values, or lengths, are inputs", REMEDY, limit="Q, K, V, a mask"
+        )
     if any(node.attrs.get(name, -1) != -1 for name in WINDOW):
-        raise node.unsupported("queries see a window of the keys", REMEDY, limit=f"{' and '.join(WINDOW)} of -1")
+        raise node.support_error("queries see a window of the keys", REMEDY, limit=f"{' and '.join(WINDOW)} of -1")
     if node.attrs.get("softcap"):
-        raise node.unsupported("the scores are limited (softcap)", REMEDY, limit="softcap = 0")
+        raise node.support_error("the scores are limited (softcap)", REMEDY, limit="softcap = 0")
     if len({len(to.shape(name)) for name in node.inputs[:3]}) > 1 or len(to.shape(node.inputs[0])) not in (3, 4):
         raise node.bad(f"shapes {[list(to.shape(name)) for name in node.inputs[:3]]}", limit="three or four axes")
 
@@ -85,17 +87,17 @@ def _heads(node: OnnxNode, to: NodeBuilder, at: int) -> str:
     return to.emit(node, "Transpose", (apart,), (), perm=(0, 2, 1, 3))
 
 
-def _masked(node: OnnxNode, to: NodeBuilder, scores: str, of: _Extents) -> tuple[str, str]:
+def _mask_scores(node: OnnxNode, to: NodeBuilder, scores: str, of: _Extents) -> tuple[str, str]:
     """The scores plus the masks, where -inf removes a key; and 0 for queries without any key, 1 for others, or "".
 
     Raises UnsupportedOperator for a constant mask that leaves a query no key: its result is 0, where a Softmax
-    gives NaN. Raises E106 for a computed mask, unless it is finite or `prepared`.
+    gives NaN. Raises E106 for a computed mask, unless it is finite or `prepare_mask`.
     """
     mask = np.zeros((of.queries, of.keys), np.float32)
-    if node.given(MASK):
+    if node.has_input(MASK):
         name = node.inputs[MASK]
         if to.shape(name)[-1:] != (of.keys,):
-            raise node.unsupported(
+            raise node.support_error(
                 f"a mask {list(to.shape(name))} for {of.keys} keys", REMEDY, limit="a value per key"
             )
         finite, kept = to.masks.get(name, (name, ""))
@@ -107,14 +109,14 @@ def _masked(node: OnnxNode, to: NodeBuilder, scores: str, of: _Extents) -> tuple
     if node.attrs.get("is_causal"):
         if of.queries != of.keys:
             reason = f"{of.queries} queries and {of.keys} keys with is_causal"
-            raise node.unsupported(reason, REMEDY, limit="as many")
+            raise node.support_error(reason, REMEDY, limit="as many")
         mask = mask + _removing(np.tri(of.queries, dtype=bool))
     if np.isneginf(mask).all(axis=-1).any():
-        raise node.unsupported("the mask leaves a query no key", REMEDY)
+        raise node.support_error("the mask leaves a query no key", REMEDY)
     return (to.emit(node, "Add", (scores, to.constant(node, "mask", mask)), ()) if mask.any() else scores), ""
 
 
-def prepared(proto: NodeProto, to: NodeBuilder) -> list[NodeProto]:
+def prepare_mask(proto: NodeProto, to: NodeBuilder) -> list[NodeProto]:
     """Nodes that prepare a computed mask of booleans, recorded in `to.masks`; none if there is no such mask.
 
     They give 0 or the least number for every key, and 1 or 0 for each query: whether it has any key.

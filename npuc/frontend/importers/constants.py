@@ -22,7 +22,7 @@ def _is_nan(node: OnnxNode, to: NodeBuilder) -> None:
     """False everywhere, if x is finite whenever the inputs are. Raises UnsupportedOperator otherwise."""
     x = node.inputs[0]
     if not is_finite(to, x):
-        raise node.unsupported("its argument may be NaN", "leave out the test, or use the host", limit="finite")
+        raise node.support_error("its argument may be NaN", "leave out the test, or use the host", limit="finite")
     to.add_constant(node.outputs[0], np.broadcast_to(np.False_, to.shape(x)))
 
 
@@ -34,15 +34,15 @@ def _where(node: OnnxNode, to: NodeBuilder) -> None:
     condition, *operands = node.inputs
     if condition not in to.constants:
         reason = "the condition is computed at run time"
-        raise node.unsupported(reason, "a product with 0 and 1, or the host", limit="a constant condition")
+        raise node.support_error(reason, "a product with 0 and 1, or the host", limit="a constant condition")
     chosen = to.constants[condition]
     shape = broadcast(node, *map(to.shape, node.inputs))
     if chosen.all() or not chosen.any():
-        _copied(node, to, operands[not chosen.all()], shape)
+        _copy(node, to, operands[not chosen.all()], shape)
         return
     if any(to.types[each].dtype != "float32" or not _is_safe(to, each) for each in operands):
         reason = "an operand may be infinite or NaN, or is not float32"
-        raise node.unsupported(reason, "the host", limit="finite float32")
+        raise node.support_error(reason, "the host", limit="finite float32")
     parts = [
         _part(node, to, each, kept, other)
         for each, kept, other in zip(operands, (chosen, ~chosen), operands[::-1], strict=True)
@@ -50,7 +50,7 @@ def _where(node: OnnxNode, to: NodeBuilder) -> None:
     to.emit(node, "Add", parts)
 
 
-def _copied(node: OnnxNode, to: NodeBuilder, x: str, shape: tuple[int, ...]) -> None:
+def _copy(node: OnnxNode, to: NodeBuilder, x: str, shape: tuple[int, ...]) -> None:
     if to.shape(x) == shape:
         to.alias(node, x)
     else:

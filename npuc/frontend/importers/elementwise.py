@@ -14,7 +14,7 @@ def _clip(node: OnnxNode, to: NodeBuilder) -> None:
     if node.opset < 11:
         to.emit(node, "Clip", node.inputs, min=node.attrs["min"], max=node.attrs["max"])
         return
-    present = [index for index in (1, 2) if node.given(index)]
+    present = [index for index in (1, 2) if node.has_input(index)]
     if all(node.inputs[index] in to.constants for index in present):
         bounds = {1: -math.inf, 2: math.inf, **{index: to.scalar(node, index) for index in present}}
         to.emit(node, "Clip", node.inputs[:1], min=float(bounds[1]), max=float(bounds[2]))
@@ -36,7 +36,7 @@ def _celu(node: OnnxNode, to: NodeBuilder) -> None:
     """alpha * Elu(x / alpha, 1), which needs a positive alpha."""
     alpha = node.attrs["alpha"]
     if not alpha > 0:
-        raise node.unsupported(f"alpha is {alpha:g}", "give a positive alpha", limit="above 0")
+        raise node.support_error(f"alpha is {alpha:g}", "give a positive alpha", limit="above 0")
     shrunk = to.emit(node, "Mul", (node.inputs[0], to.constant(node, "factor", np.float32(1 / alpha))), ())
     inner = to.emit(node, "Elu", (shrunk,), (), alpha=1.0)
     to.emit(node, "Mul", (inner, to.constant(node, "alpha", np.float32(alpha))))
@@ -48,9 +48,9 @@ def _identity(node: OnnxNode, to: NodeBuilder) -> None:
 
 def _dropout(node: OnnxNode, to: NodeBuilder) -> None:
     """The input itself; refused in training mode with a ratio other than 0, and if the mask is read."""
-    trains = node.given(2) and to.value(node, 2).any()
-    if trains and (not node.given(1) or to.scalar(node, 1) != 0):
-        raise node.unsupported("training mode", "export the model in inference mode", limit="inference")
+    trains = node.has_input(2) and to.value(node, 2).any()
+    if trains and (not node.has_input(1) or to.scalar(node, 1) != 0):
+        raise node.support_error("training mode", "export the model in inference mode", limit="inference")
     to.alias(node, node.inputs[0])
 
 
@@ -86,7 +86,7 @@ def _mean(node: OnnxNode, to: NodeBuilder) -> None:
 def _div(node: OnnxNode, to: NodeBuilder) -> None:
     divisor = to.constants.get(node.inputs[1])
     if divisor is not None and divisor.dtype.kind in "iu" and not divisor.all():
-        raise node.undefined("integers are divided by 0", node.inputs[1], "divisors other than 0")
+        raise node.constant_error("integers are divided by 0", node.inputs[1], "divisors other than 0")
     to.emit(node, "Div", node.inputs)
 
 

@@ -42,12 +42,12 @@ def _step(
 
 def _optional(node: OnnxNode, index: int) -> str:
     """An optional input; empty if it is absent."""
-    return node.inputs[index] if node.given(index) else ""
+    return node.inputs[index] if node.has_input(index) else ""
 
 
 def _bias_gelu(node: OnnxNode, to: NodeBuilder) -> None:
     """Gelu of the input, and of its sum with a bias if there is one."""
-    x = _step(node, to, "Add", node.inputs) if node.given(1) else node.inputs[0]
+    x = _step(node, to, "Add", node.inputs) if node.has_input(1) else node.inputs[0]
     _step(node, to, "Gelu", (x,), node.outputs[0], approximate="tanh" if node.op == "FastGelu" else "none")
 
 
@@ -56,7 +56,7 @@ def _quick_gelu(node: OnnxNode, to: NodeBuilder) -> None:
     to.emit(node, "Swish", node.inputs, alpha=node.attrs["alpha"])
 
 
-def _simplified(node: OnnxNode, to: NodeBuilder) -> None:
+def _rms_norm(node: OnnxNode, to: NodeBuilder) -> None:
     given = {key: node.attrs[key] for key in ("axis", "epsilon")}
     _step(node, to, "RMSNormalization", node.inputs, node.outputs[0], **given)
 
@@ -69,10 +69,10 @@ def _skip_normalization(node: OnnxNode, to: NodeBuilder) -> None:
     total = _step(node, to, "Add", node.inputs[:2], None if bias else whole)
     if bias:
         total = _step(node, to, "Add", (total, bias), whole)
-    _normalised(node, to, total, (node.inputs[2], "" if simple else _optional(node, 3)), simple=simple)
+    _normalise(node, to, total, (node.inputs[2], "" if simple else _optional(node, 3)), simple=simple)
 
 
-def _normalised(node: OnnxNode, to: NodeBuilder, x: str, weights: Sequence[str], *, simple: bool = False) -> None:
+def _normalise(node: OnnxNode, to: NodeBuilder, x: str, weights: Sequence[str], *, simple: bool = False) -> None:
     op, inputs = ("RMSNormalization", weights[:1]) if simple else ("LayerNormalization", weights)
     _step(node, to, op, (x, *inputs), node.outputs[0], axis=-1, epsilon=node.attrs["epsilon"])
 
@@ -81,13 +81,13 @@ def _embed_normalization(node: OnnxNode, to: NodeBuilder) -> None:
     """Sum of the embeddings of words, positions and segments, then a normalisation of the last axis."""
     words, segments, word, position, segment, gamma, beta, *_ = (*node.inputs, "", "")
     steps = np.arange(to.shape(words)[1])[None]
-    at = node.inputs[8] if node.given(8) else to.constant(node, "positions", steps)
+    at = node.inputs[8] if node.has_input(8) else to.constant(node, "positions", steps)
     whole = (node.outputs[2] if len(node.outputs) > 2 else "") or None
     parts = [_step(node, to, "Gather", (table, of), axis=0) for table, of in ((word, words), (position, at))]
     total = _step(node, to, "Add", parts, None if segments else whole)
     if segments:
         total = _step(node, to, "Add", (total, _step(node, to, "Gather", (segment, segments), axis=0)), whole)
-    _normalised(node, to, total, (gamma, beta))
+    _normalise(node, to, total, (gamma, beta))
 
 
 def _fused_conv(node: OnnxNode, to: NodeBuilder) -> None:
@@ -95,7 +95,7 @@ def _fused_conv(node: OnnxNode, to: NodeBuilder) -> None:
     x, w, bias, other = (_optional(node, at) for at in range(4))
     given = {key: each for key, each in node.attrs.items() if not key.startswith("activation")}
     if to.types[x].dtype != "float32":
-        raise node.unsupported(f"an input of {to.types[x].dtype}", "convert the model to float32")
+        raise node.support_error(f"an input of {to.types[x].dtype}", "convert the model to float32")
     op, limits = node.attrs["activation"], node.attrs["activation_params"]
     if op and (op != "Clip" or len(limits) != 2):
         _unknown(node, to)
@@ -109,19 +109,19 @@ def _fused_conv(node: OnnxNode, to: NodeBuilder) -> None:
 def _unknown(node: OnnxNode, _: NodeBuilder) -> None:
     """Refuses an activation that npuc.frontend.plain_forms leaves in its node."""
     limit, op = ", ".join((*ACTIVATIONS, "Clip")), node.attrs["activation"]
-    raise node.unsupported(f"the activation {op!r}", "write it as a node", limit=limit)
+    raise node.support_error(f"the activation {op!r}", "write it as a node", limit=limit)
 
 
 def _fused_matmul(node: OnnxNode, to: NodeBuilder) -> None:
     """alpha times a product of matrices, whose axes may come in another order."""
-    operands = [_ordered(node, to, at) for at in range(2)]
+    operands = [_order_axes(node, to, at) for at in range(2)]
     alpha = node.attrs["alpha"]
     found = _step(node, to, "MatMul", operands, node.outputs[0] if alpha == 1 else None)
     if alpha != 1:
         _step(node, to, "Mul", (found, to.constant(node, "alpha", np.float32(alpha))), node.outputs[0])
 
 
-def _ordered(node: OnnxNode, to: NodeBuilder, at: int) -> str:
+def _order_axes(node: OnnxNode, to: NodeBuilder, at: int) -> str:
     """An operand with batches first: transBatch has the first axis behind them, trans swaps the last two."""
     name = node.inputs[at]
     rank, letter = len(to.shape(name)), "AB"[at]
@@ -140,20 +140,20 @@ def _ordered(node: OnnxNode, to: NodeBuilder, at: int) -> str:
 def _matmul_nbits(node: OnnxNode, to: NodeBuilder) -> None:
     """A product with weights of 2, 4 or 8 bits, in blocks along K with scales and zero points of their own."""
     bits, block, kernels, depth = (node.attrs[key] for key in ("bits", "block_size", "N", "K"))
-    if node.given(4):
-        raise node.unsupported("an order of groups (g_idx)", "quantise without act_order")
+    if node.has_input(4):
+        raise node.support_error("an order of groups (g_idx)", "quantise without act_order")
     if bits not in (2, 4, 8) or block < 1:
-        raise node.unsupported(
+        raise node.support_error(
             f"weights of {bits} bits in blocks of {block}", "quantise to 4 bits", limit="2, 4 or 8"
         )
     blocks = -(-depth // block)
     packed, scales = to.value(node, 1), to.value(node, 2)
     try:
-        q = _unpacked(packed.reshape(kernels * blocks, -1), bits)[:, :block].reshape(kernels, blocks, block)
+        q = _unpack_bits(packed.reshape(kernels * blocks, -1), bits)[:, :block].reshape(kernels, blocks, block)
         zero: Array = np.full((1, 1, 1), 1 << bits - 1, np.float32)
-        if node.given(3):
+        if node.has_input(3):
             given = to.value(node, 3).reshape(kernels, -1)
-            zero = (_unpacked(given, bits)[:, :blocks] if given.dtype == np.uint8 else given)[..., None]
+            zero = (_unpack_bits(given, bits)[:, :blocks] if given.dtype == np.uint8 else given)[..., None]
         w = (q.astype(np.float32) - zero) * scales.reshape(kernels, blocks, 1).astype(np.float32)
     except ValueError as error:
         raise node.bad(f"weights of N = {kernels}, K = {depth} in blocks of {block}: {error}") from error
@@ -166,7 +166,7 @@ def _matmul_nbits(node: OnnxNode, to: NodeBuilder) -> None:
         _step(node, to, "Add", (found, bias), node.outputs[0])
 
 
-def _unpacked(values: Array, bits: int) -> Array:
+def _unpack_bits(values: Array, bits: int) -> Array:
     """Numbers of so many bits, the lowest of each byte first, along the last axis."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return (values[..., None] >> shifts & (1 << bits) - 1).reshape(*values.shape[:-1], -1)
@@ -177,16 +177,16 @@ def _rotary(node: OnnxNode, to: NodeBuilder) -> None:
     x, shape = node.inputs[0], to.shape(node.inputs[0])
     fused = "scale" in node.attrs
     if fused and (node.attrs["scale"] != 1 or node.attrs["is_packed_batching"]):
-        raise node.unsupported("scale or is_packed_batching", "leave them at their defaults")
+        raise node.support_error("scale or is_packed_batching", "leave them at their defaults")
     cos, sin = (to.value(node, at) for at in ((2, 3) if fused else (1, 2)))
     half, heads = cos.shape[-1], node.attrs["num_heads"]
     turned = node.attrs["rotary_embedding_dim"] or 2 * half
     if len(shape) == 3:
         size = shape[2] // heads if heads else 2 * half
-        heads_last = _reshaped(node, to, x, (*shape[:2], shape[2] // size, size))
+        heads_last = _reshape(node, to, x, (*shape[:2], shape[2] // size, size))
         x = _step(node, to, "Transpose", (heads_last,), perm=(0, 2, 1, 3))
     batch, count, steps, size = to.shape(x)
-    if fused or node.given(3):
+    if fused or node.has_input(3):
         positions = to.value(node, 1 if fused else 3)
         at = positions.reshape(-1) + np.arange(steps) if fused and positions.size == 1 else positions
         if at.min(initial=0) < 0 or at.max(initial=0) >= len(cos):
@@ -213,8 +213,8 @@ def _rotary(node: OnnxNode, to: NodeBuilder) -> None:
         to.emit(node, "Add", (product(a, s), product(b, c)), ()),
     ]
     if mixed:
-        apart = [_reshaped(node, to, each, (batch, count, steps, half, 1)) for each in pair]
-        pair = [_reshaped(node, to, to.emit(node, "Concat", apart, (), axis=4), (batch, count, steps, turned))]
+        apart = [_reshape(node, to, each, (batch, count, steps, half, 1)) for each in pair]
+        pair = [_reshape(node, to, to.emit(node, "Concat", apart, (), axis=4), (batch, count, steps, turned))]
     rest = [part(turned, size)] if turned < size else []
     whole = len(shape) == 4
     parts = [*pair, *rest]
@@ -226,14 +226,14 @@ def _rotary(node: OnnxNode, to: NodeBuilder) -> None:
         to.alias(node, found)
 
 
-def _reshaped(node: OnnxNode, to: NodeBuilder, x: str, shape: tuple[int, ...]) -> str:
+def _reshape(node: OnnxNode, to: NodeBuilder, x: str, shape: tuple[int, ...]) -> str:
     return to.emit(node, "Reshape", (x,), (), shape=shape)
 
 
 IMPORTERS: dict[str, Importer] = {
     **dict.fromkeys(("BiasGelu", "FastGelu"), _bias_gelu),
     "QuickGelu": _quick_gelu,
-    "SimplifiedLayerNormalization": _simplified,
+    "SimplifiedLayerNormalization": _rms_norm,
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skip_normalization),
     "EmbedLayerNormalization": _embed_normalization,
     "FusedConv": _fused_conv,

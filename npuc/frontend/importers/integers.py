@@ -21,16 +21,16 @@ from npuc.frontend.importers import elementwise, movement, products, reduction, 
 def _convert(node: OnnxNode, to: NodeBuilder) -> None:
     """Imports a QuantizeLinear or DequantizeLinear node."""
     if node.attrs.get("block_size"):
-        raise node.unsupported(
+        raise node.support_error(
             "blocked quantisation", "quantise per tensor or per channel", limit="per tensor or per axis"
         )
     for index in range(1, len(node.inputs)):
-        if node.given(index):
+        if node.has_input(index):
             to.value(node, index)
     _expect_scale(node, to)
     rank, scale = len(to.shape(node.inputs[0])), to.types[node.inputs[1]]
     axis = node.axis(node.attrs.get("axis", 1), rank) if scale.size != 1 else 0
-    zero = node.inputs[2] if node.given(2) else _zero_point(node, to, scale.shape)
+    zero = node.inputs[2] if node.has_input(2) else _zero_point(node, to, scale.shape)
     to.emit(node, node.op, (node.inputs[0], node.inputs[1], zero), axis=axis)
 
 
@@ -69,7 +69,7 @@ def _float(node: OnnxNode, to: NodeBuilder, inputs: Sequence[int], axis: int | N
 
     axis: along which it may have several scales; None: it has one.
     """
-    names = tuple(node.inputs[at] if node.given(at) else "" for at in inputs)
+    names = tuple(node.inputs[at] if node.has_input(at) else "" for at in inputs)
     if axis is None:
         _expect_one(node, to, names[1])
     output = to.fresh(f"{names[0]}/dequantised")
@@ -82,17 +82,17 @@ def _expect_one(node: OnnxNode, to: NodeBuilder, scale: str) -> None:
     count = to.types[scale].size
     if count != 1:
         reason, remedy = f"{scale!r} has {count} scales", "quantise activations per tensor"
-        raise node.unsupported(reason, remedy, limit="one scale for activations")
+        raise node.support_error(reason, remedy, limit="one scale for activations")
 
 
 def _compute(node: OnnxNode, to: NodeBuilder, op: str, inputs: Sequence[str], scale: int) -> None:
     """Emits the float operator, and quantises its result; the zero point follows the scale's position."""
     if node.attrs.get("channels_last"):
-        raise node.unsupported("its channels are last", "export the model with channels first")
+        raise node.support_error("its channels are last", "export the model with channels first")
     _expect_one(node, to, node.inputs[scale])
     result = to.fresh(f"{node.outputs[0]}/float")
     FLOAT[op](replace(node, op=op, inputs=tuple(inputs), outputs=(result,)), to)
-    zero = node.inputs[scale + 1] if node.given(scale + 1) else ""
+    zero = node.inputs[scale + 1] if node.has_input(scale + 1) else ""
     quantize = replace(node, op="QuantizeLinear", inputs=(result, node.inputs[scale], zero), attrs={})
     _convert(quantize, to)
 
@@ -115,7 +115,7 @@ def _average_pool(node: OnnxNode, to: NodeBuilder) -> None:
     if node.attrs["ceil_mode"] and node.attrs["count_include_pad"]:
         # unlike AveragePool, it also counts what lies behind the pads
         remedy = "use AveragePool between DequantizeLinear and QuantizeLinear"
-        raise node.unsupported("ceil_mode with count_include_pad", remedy, limit="one of the two")
+        raise node.support_error("ceil_mode with count_include_pad", remedy, limit="one of the two")
     _unary("AveragePool")(node, to)
 
 
@@ -132,7 +132,7 @@ def _binary(op: str) -> Importer:
 
 def _bias(node: OnnxNode, to: NodeBuilder, at: int, axis: int) -> list[str]:
     """The int32 bias in units of the scales of the operands' product, if there is one."""
-    if not node.given(at):
+    if not node.has_input(at):
         return []
     alpha = np.float32(node.attrs.get("alpha", 1))
     product = np.asarray(to.value(node, 1) * to.value(node, 4) * alpha, np.float32)
@@ -154,7 +154,7 @@ def _gemm(node: OnnxNode, to: NodeBuilder) -> None:
     columns = 0 if node.attrs["transB"] else 1
     operands = [_float(node, to, (0, 1, 2)), _float(node, to, (3, 4, 5), columns)]
     operands += _bias(node, to, 6, 0)
-    if node.given(7):
+    if node.has_input(7):
         _compute(node, to, "Gemm", operands, 7)
     else:
         FLOAT["Gemm"](replace(node, op="Gemm", inputs=tuple(operands)), to)
@@ -168,7 +168,7 @@ def _concat(node: OnnxNode, to: NodeBuilder) -> None:
     _compute(node, to, "Concat", operands, 0)
 
 
-def _unscaled(node: OnnxNode, to: NodeBuilder, at: int, given: float, axis: int) -> tuple[str, float]:
+def _unscale(node: OnnxNode, to: NodeBuilder, at: int, given: float, axis: int) -> tuple[str, float]:
     """An operand of an integer product as float, and the scale that it was multiplied by.
 
     Its zero point is the second input behind it. given: the required scale; if QuantizeLinear computed the
@@ -179,7 +179,7 @@ def _unscaled(node: OnnxNode, to: NodeBuilder, at: int, given: float, axis: int)
     scale = to.constants.get(producer.inputs[1]) if producer and producer.op == "QuantizeLinear" else None
     factor = float(scale.flat[0]) if scale is not None and scale.size == 1 else given
     value = to.constant(node, "scale", np.float32(factor))
-    zeros = node.inputs[at + 2] if node.given(at + 2) else ""
+    zeros = node.inputs[at + 2] if node.has_input(at + 2) else ""
     if zeros and to.types[zeros].size > 1:
         value = to.constant(node, "scale", np.full(to.shape(zeros), factor, np.float32))
     output = to.fresh(f"{name}/dequantised")
@@ -192,8 +192,8 @@ def _integer(op: str, rows: int, columns: int) -> Importer:
     """A product of integers: x, w and their zero points. rows, columns: the axes along which these may vary."""
 
     def importer(node: OnnxNode, to: NodeBuilder) -> None:
-        x, factor = _unscaled(node, to, 0, 1.0, rows)
-        w, _ = _unscaled(node, to, 1, 1 / factor, columns)
+        x, factor = _unscale(node, to, 0, 1.0, rows)
+        w, _ = _unscale(node, to, 1, 1 / factor, columns)
         product = to.fresh(f"{node.outputs[0]}/float")
         FLOAT[op](replace(node, op=op, inputs=(x, w), outputs=(product,)), to)
         to.emit(node, "Cast", (product,), to="int32", whole=1)
@@ -205,7 +205,7 @@ def _dynamic(node: OnnxNode, _to: NodeBuilder) -> None:
     """Raises UnsupportedOperator (E202): `dynamic` leaves only those whose integers or scale are needed."""
     remedy = "quantise with constant scales (QuantizeLinear)"
     reason, limit = "more than its products reads its scale or integers", "products that its scale multiplies"
-    raise node.unsupported(reason, remedy, limit=limit)
+    raise node.support_error(reason, remedy, limit=limit)
 
 
 IMPORTERS: dict[str, Importer] = {

@@ -24,8 +24,8 @@ def _slice(node: OnnxNode, to: NodeBuilder) -> None:
         starts, ends, given, steps = node.attrs["starts"], node.attrs["ends"], node.attrs.get("axes"), None
     else:
         starts, ends = to.integers(node, 1), to.integers(node, 2)
-        given = to.integers(node, 3) if node.given(3) else None
-        steps = to.integers(node, 4) if node.given(4) else None
+        given = to.integers(node, 3) if node.has_input(3) else None
+        steps = to.integers(node, 4) if node.has_input(4) else None
     axes = node.axes(range(len(starts)) if given is None else given, len(shape))
     steps = (1,) * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
@@ -50,8 +50,8 @@ def _pad(node: OnnxNode, to: NodeBuilder) -> None:
     """Attributes before opset 11; inputs pads, value and (opset 18) axes since."""
     rank = len(to.shape(node.inputs[0]))
     pads = to.integers(node, 1) if node.opset >= 11 else node.attrs["pads"]
-    value = to.scalar(node, 2) if node.given(2) else node.attrs.get("value", 0.0)
-    if node.given(3):
+    value = to.scalar(node, 2) if node.has_input(2) else node.attrs.get("value", 0.0)
+    if node.has_input(3):
         axes = node.axes(to.integers(node, 3), rank)
         if len(pads) != 2 * len(axes):
             raise node.bad(f"{len(pads)} pads for {len(axes)} axes", limit=f"{2 * len(axes)} values")
@@ -104,14 +104,14 @@ def _flatten(node: OnnxNode, to: NodeBuilder) -> None:
 
 def _axes(node: OnnxNode, to: NodeBuilder) -> tuple[int, ...] | None:
     """The axes: an attribute, or an input since opset 13."""
-    return to.integers(node, 1) if node.given(1) else node.attrs.get("axes")
+    return to.integers(node, 1) if node.has_input(1) else node.attrs.get("axes")
 
 
 def _squeeze(node: OnnxNode, to: NodeBuilder) -> None:
     shape, given = to.shape(node.inputs[0]), _axes(node, to)
     ones = tuple(axis for axis, extent in enumerate(shape) if extent == 1)
     if given == () and ones:  # onnxruntime removes these, ONNX nothing
-        raise node.unsupported(
+        raise node.support_error(
             "an empty list of axes", "leave the axes out, or the node", limit="at least one axis"
         )
     axes = ones if given is None else node.axes(given, len(shape))
@@ -165,7 +165,7 @@ def _split(node: OnnxNode, to: NodeBuilder) -> None:
     """Sizes from the attribute, the input (opset 13) or equal parts; the last part may be smaller."""
     shape, parts = to.shape(node.inputs[0]), len(node.outputs)
     axis = node.axis(node.attrs["axis"], len(shape))
-    sizes = to.integers(node, 1) if node.given(1) else node.attrs.get("split")
+    sizes = to.integers(node, 1) if node.has_input(1) else node.attrs.get("split")
     if node.attrs.get("num_outputs") not in (None, parts):
         raise node.bad(f"num_outputs is {node.attrs['num_outputs']}, the node has {parts} outputs")
     if sizes is None:
@@ -190,7 +190,7 @@ def _expect_indices(node: OnnxNode, indices: Array, extent: int) -> None:
     """Raises E105 for an index outside -extent..extent-1."""
     if indices.size and not -extent <= indices.min() <= indices.max() < extent:
         reason, limit = f"indices from {indices.min()} to {indices.max()}", f"-{extent}..{extent - 1}"
-        raise node.undefined(reason, node.inputs[1], limit)
+        raise node.constant_error(reason, node.inputs[1], limit)
 
 
 def _gather_elements(node: OnnxNode, to: NodeBuilder) -> None:
@@ -208,7 +208,7 @@ def _gather_elements(node: OnnxNode, to: NodeBuilder) -> None:
     line = np.moveaxis(indices, axis, 0).reshape(indices.shape[axis], -1)
     if not indices.size or (line != line[:, :1]).any():
         reason, limit = "the indices vary along several axes", "indices that are alike along all other axes"
-        raise node.unsupported(reason, "use Gather where it does", limit=limit)
+        raise node.support_error(reason, "use Gather where it does", limit=limit)
     cut = [at for at, extent in enumerate(kept) if extent != shape[at]]
     if cut:
         ends, ones = tuple(kept[at] for at in cut), (1,) * len(cut)
@@ -220,7 +220,7 @@ def _gather_nd(node: OnnxNode, to: NodeBuilder) -> None:
     """Constant indices along the first axes select slices of these as a single axis, as in Gather."""
     x, shape, indices = node.inputs[0], to.shape(node.inputs[0]), to.value(node, 1)
     if node.attrs.get("batch_dims"):
-        raise node.unsupported("indices of their own for each sample (batch_dims)", "use Gather", limit="0")
+        raise node.support_error("indices of their own for each sample (batch_dims)", "use Gather", limit="0")
     depth = indices.shape[-1] if indices.ndim else 0
     extents = np.array(shape[:depth], np.int64)
     if not 0 < depth <= len(shape) or not extents.all() or ((indices < -extents) | (indices >= extents)).any():

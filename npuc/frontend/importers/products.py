@@ -27,8 +27,8 @@ def _einsum(node: OnnxNode, to: NodeBuilder) -> None:
     """The first operand's own labels become rows, the second's columns, those of both that stay matrices."""
     terms, result = _terms(node, to)
     everywhere = [*(each.labels for each in terms), result]
-    terms = [_summed(node, to, each, everywhere) for each in terms]
-    found = terms[0] if len(terms) == 1 else _combined(node, to, *terms, result)
+    terms = [_sum_out(node, to, each, everywhere) for each in terms]
+    found = terms[0] if len(terms) == 1 else _combine(node, to, *terms, result)
     to.emit(node, "Transpose", (found.name,), perm=_places(found.labels, result))
 
 
@@ -46,7 +46,7 @@ def _terms(node: OnnxNode, to: NodeBuilder) -> tuple[list[_Term], str]:
         result = "".join(sorted(label for label in set(every) if every.count(label) == 1))
     diagonal = any(len(set(each)) < len(each) for each in operands)
     if "." in equation or diagonal or len(operands) > 2:
-        raise node.unsupported(
+        raise node.support_error(
             f"the equation is {equation}", REMEDY, limit="two operands, each label once in each"
         )
     terms = [_Term(name, labels) for name, labels in zip(node.inputs, operands, strict=True)]
@@ -55,11 +55,11 @@ def _terms(node: OnnxNode, to: NodeBuilder) -> tuple[list[_Term], str]:
         raise node.bad(f"the equation {equation} for the shapes {[list(to.shape(each.name)) for each in terms]}")
     extents = {pair for each in terms for pair in zip(each.labels, to.shape(each.name), strict=True)}
     if len(extents) > len(set(every)):
-        raise node.unsupported("an axis has different extents in the operands", REMEDY, limit="equal extents")
+        raise node.support_error("an axis has different extents in the operands", REMEDY, limit="equal extents")
     return terms, result
 
 
-def _summed(node: OnnxNode, to: NodeBuilder, term: _Term, everywhere: Iterable[str]) -> _Term:
+def _sum_out(node: OnnxNode, to: NodeBuilder, term: _Term, everywhere: Iterable[str]) -> _Term:
     """The operand, summed over the axes that only it has."""
     alone = [label for label in term.labels if sum(label in each for each in everywhere) == 1]
     if not alone:
@@ -69,7 +69,7 @@ def _summed(node: OnnxNode, to: NodeBuilder, term: _Term, everywhere: Iterable[s
     return _Term(name, "".join(label for label in term.labels if label not in alone))
 
 
-def _combined(node: OnnxNode, to: NodeBuilder, x: _Term, y: _Term, result: str) -> _Term:
+def _combine(node: OnnxNode, to: NodeBuilder, x: _Term, y: _Term, result: str) -> _Term:
     if x.name in to.constants:
         x, y = y, x
     shared = [label for label in x.labels if label in y.labels]
@@ -77,8 +77,10 @@ def _combined(node: OnnxNode, to: NodeBuilder, x: _Term, y: _Term, result: str) 
     summed = "".join(label for label in shared if label not in result)
     rows, columns = ("".join(label for label in each.labels if label not in shared) for each in (x, y))
     if not summed:
-        return _multiplied(node, to, _ordered(node, to, x, batch + rows), _ordered(node, to, y, batch + columns))
-    x, y = _ordered(node, to, x, batch + rows + summed), _ordered(node, to, y, batch + summed + columns)
+        return _multiply(
+            node, to, _order_axes(node, to, x, batch + rows), _order_axes(node, to, y, batch + columns)
+        )
+    x, y = _order_axes(node, to, x, batch + rows + summed), _order_axes(node, to, y, batch + summed + columns)
     sizes = dict(zip(x.labels + y.labels, to.shape(x.name) + to.shape(y.name), strict=True))
     shapes = [tuple(sizes[label] for label in each) for each in (batch, rows, summed, columns)]
     stack, height, inner, width = shapes
@@ -91,7 +93,7 @@ def _combined(node: OnnxNode, to: NodeBuilder, x: _Term, y: _Term, result: str) 
     return _Term(whole, batch + rows + columns)
 
 
-def _multiplied(node: OnnxNode, to: NodeBuilder, x: _Term, y: _Term) -> _Term:
+def _multiply(node: OnnxNode, to: NodeBuilder, x: _Term, y: _Term) -> _Term:
     """The elementwise product, without sums: each operand has an axis of 1 for the other's own labels."""
     own = [label for label in y.labels if label not in x.labels]
     labels = x.labels + "".join(own)
@@ -103,7 +105,7 @@ def _multiplied(node: OnnxNode, to: NodeBuilder, x: _Term, y: _Term) -> _Term:
     return _Term(to.emit(node, "Mul", tuple(spread), ()), labels)
 
 
-def _ordered(node: OnnxNode, to: NodeBuilder, term: _Term, labels: str) -> _Term:
+def _order_axes(node: OnnxNode, to: NodeBuilder, term: _Term, labels: str) -> _Term:
     """The operand with its axes in this order."""
     name = to.emit(node, "Transpose", (term.name,), (), perm=_places(term.labels, labels))
     return replace(term, name=name, labels=labels)
@@ -121,7 +123,7 @@ def _is_weight(to: NodeBuilder, name: str) -> bool:
     return len(to.shape(name)) == 2 and (name in to.constants or held)
 
 
-def _transposed(node: OnnxNode, to: NodeBuilder, name: str) -> str:
+def _transpose_weight(node: OnnxNode, to: NodeBuilder, name: str) -> str:
     """The transposed weight: a new constant, or a new DequantizeLinear of one."""
     if name in to.constants:
         return to.constant(node, "weight", np.ascontiguousarray(to.constants[name].T))
@@ -149,7 +151,7 @@ def _matmul(node: OnnxNode, to: NodeBuilder) -> None:
 
 def _product(node: OnnxNode, to: NodeBuilder, x: str, w: str, outputs: tuple[str, ...] | None = None) -> str:
     if len(to.shape(x)) == 2 and x not in to.constants and _is_weight(to, w):
-        return to.emit(node, "Gemm", (x, _transposed(node, to, w)), outputs)
+        return to.emit(node, "Gemm", (x, _transpose_weight(node, to, w)), outputs)
     return to.emit(node, "MatMul", (x, w), outputs)
 
 
@@ -169,12 +171,12 @@ def _gemm(node: OnnxNode, to: NodeBuilder) -> None:
 
 
 def _gemm_of_weight(node: OnnxNode, to: NodeBuilder, a: str, b: str) -> None:
-    weight = b if node.attrs["transB"] else _transposed(node, to, b)
+    weight = b if node.attrs["transB"] else _transpose_weight(node, to, b)
     if node.attrs["alpha"] != 1:
         value = to.constants[weight] * np.float32(node.attrs["alpha"])
         weight = to.constant(node, "weight", value)
     columns = to.shape(weight)[0]
-    if not node.given(2) or node.attrs["beta"] == 0:
+    if not node.has_input(2) or node.attrs["beta"] == 0:
         to.emit(node, "Gemm", (a, weight))
         return
     bias = _bias(node, to, columns)
@@ -210,7 +212,7 @@ def _add_bias(node: OnnxNode, to: NodeBuilder, product: str) -> None:
 def _gemm_of_products(node: OnnxNode, to: NodeBuilder, a: str, b: str) -> None:
     if node.attrs["transB"]:
         b = to.emit(node, "Transpose", (b,), (), perm=(1, 0))
-    biased = node.given(2) and node.attrs["beta"] != 0
+    biased = node.has_input(2) and node.attrs["beta"] != 0
     scaled = node.attrs["alpha"] != 1
     product = to.emit(node, "MatMul", (a, b), () if scaled or biased else None)
     if scaled:

@@ -121,17 +121,17 @@ def _expect_usual(node: OnnxNode, to: NodeBuilder) -> None:
     """Raises UnsupportedOperator for what has no form in steps, E106 for computed weights."""
     x = to.shape(node.inputs[0])
     if not 0 < x[0] <= MOST_STEPS or 0 in x:
-        raise node.unsupported(f"the input is {list(x)}", REMEDY, limit=f"1..{MOST_STEPS} steps")
+        raise node.support_error(f"the input is {list(x)}", REMEDY, limit=f"1..{MOST_STEPS} steps")
     for each in _activations(node):
         if each not in ACTIVATIONS:
-            raise node.unsupported(f"the activation is {each}", REMEDY, limit=", ".join(ACTIVATIONS))
+            raise node.support_error(f"the activation is {each}", REMEDY, limit=", ".join(ACTIVATIONS))
     for name in CHANGING:
         if node.attrs.get(name):
-            raise node.unsupported(f"the attribute {name} is {node.attrs[name]}", REMEDY, limit=f"no {name}")
+            raise node.support_error(f"the attribute {name} is {node.attrs[name]}", REMEDY, limit=f"no {name}")
     for place, name in ((LENGTHS, "sequence_lens"), (PEEPHOLES, "P (peepholes)")):
-        if node.given(place):
-            raise node.unsupported(f"it has the input {name}", REMEDY, limit="X, W, R, B and initial states")
-    for at in (1, 2, *((BIAS,) if node.given(BIAS) else ())):
+        if node.has_input(place):
+            raise node.support_error(f"it has the input {name}", REMEDY, limit="X, W, R, B and initial states")
+    for at in (1, 2, *((BIAS,) if node.has_input(BIAS) else ())):
         to.value(node, at)
 
 
@@ -163,7 +163,7 @@ def _layer(node: OnnxNode, to: NodeBuilder, at: int) -> tuple[_Direction, str, s
     cell, (w, r) = CELLS[node.op], (to.value(node, place)[at] for place in (1, 2))
     hidden = r.shape[1]
     count = cell.gates * hidden
-    both = to.value(node, BIAS)[at] if node.given(BIAS) else np.zeros(2 * count, np.float32)
+    both = to.value(node, BIAS)[at] if node.has_input(BIAS) else np.zeros(2 * count, np.float32)
     own, recurrent = both[:count].copy(), both[count:].copy()
     reset = bool(node.attrs.get("linear_before_reset"))
     inner = recurrent[2 * hidden :].copy()
@@ -176,7 +176,7 @@ def _layer(node: OnnxNode, to: NodeBuilder, at: int) -> tuple[_Direction, str, s
     }
     activations = _activations(node)[at * len(cell.activations) :][: len(cell.activations)]
     weights = to.constant(node, "weights", np.ascontiguousarray(w.T))
-    bias = to.constant(node, "bias", own + recurrent) if node.given(BIAS) else ""
+    bias = to.constant(node, "bias", own + recurrent) if node.has_input(BIAS) else ""
     layer = _Direction(
         node, to, hidden, parts, to.constant(node, "inner", inner[None]) if reset else "", activations
     )
@@ -185,7 +185,7 @@ def _layer(node: OnnxNode, to: NodeBuilder, at: int) -> tuple[_Direction, str, s
 
 def _initial(node: OnnxNode, to: NodeBuilder, place: int, at: int) -> str:
     """The state (batch, hidden) before the first step, or "" for zeros."""
-    if not node.given(place):
+    if not node.has_input(place):
         return ""
     name = node.inputs[place]
     if name in to.constants and not to.constants[name].any():

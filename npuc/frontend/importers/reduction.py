@@ -15,15 +15,15 @@ TRAINING_MODE = 14
 def _batch_normalization(node: OnnxNode, to: NodeBuilder) -> None:
     """Inference only, statistics per channel. Before opset 14, more than one output means training."""
     if node.attrs.get("training_mode") or (node.opset < TRAINING_MODE and len(node.outputs) > 1):
-        raise node.unsupported("training mode", "export the model in inference mode", limit="inference")
+        raise node.support_error("training mode", "export the model in inference mode", limit="inference")
     if not node.attrs.get("spatial", 1):
-        raise node.unsupported(
+        raise node.support_error(
             "statistics per activation (spatial = 0)", "export statistics per channel", limit="spatial = 1"
         )
     to.emit(node, "BatchNormalization", node.inputs, epsilon=node.attrs["epsilon"])
 
 
-def _centred(node: OnnxNode, to: NodeBuilder, x: str, axes: tuple[int, ...]) -> str:
+def _standardise(node: OnnxNode, to: NodeBuilder, x: str, axes: tuple[int, ...]) -> str:
     """x minus its mean, divided by the root of its variance plus epsilon."""
     mean = to.emit(node, "ReduceMean", (x,), (), axes=axes, keepdims=1)
     centred = to.emit(node, "Sub", (x, mean), ())
@@ -40,10 +40,10 @@ def _layer_normalization(node: OnnxNode, to: NodeBuilder) -> None:
     shape = to.shape(x)
     axes = tuple(range(node.axis(node.attrs["axis"], len(shape)), len(shape)))
     for index, each in enumerate(node.inputs[1:], start=1):
-        if node.given(index) and broadcast(node, to.shape(each), shape) != shape:
+        if node.has_input(index) and broadcast(node, to.shape(each), shape) != shape:
             raise node.bad(f"shape {list(to.shape(each))} does not broadcast to {list(shape)}", tensor=each)
-    normal = _centred(node, to, x, axes)
-    if node.given(2):
+    normal = _standardise(node, to, x, axes)
+    if node.has_input(2):
         to.emit(node, "Add", (to.emit(node, "Mul", (normal, scale), ()), node.inputs[2]))
     else:
         to.emit(node, "Mul", (normal, scale))
@@ -70,7 +70,7 @@ def _group_normalization(node: OnnxNode, to: NodeBuilder) -> None:
     if len(shape) < 2 or groups < 1 or shape[1] % groups:
         raise node.bad(f"{groups} groups of an input of shape {list(shape)}", tensor=x)
     grouped = to.emit(node, "Reshape", (x,), (), shape=(shape[0], groups, -(-prod(shape[1:]) // groups)))
-    normal = _centred(node, to, grouped, (2,))
+    normal = _standardise(node, to, grouped, (2,))
     per_channel = to.shape(scale) == (shape[1],)
     apart = (shape[1], *(1 for _ in shape[2:])) if per_channel else (groups, 1)
     if per_channel:
@@ -89,7 +89,7 @@ def _scaler(node: OnnxNode, to: NodeBuilder) -> None:
     shape, numbers = to.shape(x), {key: np.array(node.attrs.get(key, ()), "f") for key in ("offset", "scale")}
     if len(shape) not in (1, 2):
         limit, remedy = "(features,) or (N, features)", "write it as Sub and Mul"
-        raise node.unsupported(f"an input of shape {list(shape)}", remedy, limit=limit)
+        raise node.support_error(f"an input of shape {list(shape)}", remedy, limit=limit)
     if any(each.size not in (1, shape[-1]) for each in numbers.values()):
         raise node.bad(f"offset and scale of {shape[-1]} features", tensor=x, limit=f"1 or {shape[-1]} numbers")
     offset, scale = (to.constant(node, key, each) for key, each in numbers.items())
@@ -99,7 +99,7 @@ def _scaler(node: OnnxNode, to: NodeBuilder) -> None:
 def _axes(node: OnnxNode, to: NodeBuilder) -> tuple[int, ...]:
     """The axes: an attribute, or an input since opset 18 (ReduceSum 13); if absent, all or none."""
     rank = len(to.shape(node.inputs[0]))
-    given = to.integers(node, 1) if node.given(1) else node.attrs.get("axes") or ()
+    given = to.integers(node, 1) if node.has_input(1) else node.attrs.get("axes") or ()
     if given or node.attrs.get("noop_with_empty_axes"):
         return tuple(sorted(node.axes(given, rank)))
     return tuple(range(rank))

@@ -29,11 +29,11 @@ def _upsample(node: OnnxNode, to: NodeBuilder) -> None:
     onnxruntime rounds down when enlarging and up when shrinking.
     """
     shape = to.shape(node.inputs[0])
-    scales = _floats(node, to, 1) if node.given(1) else tuple(node.attrs["scales"])
+    scales = _floats(node, to, 1) if node.has_input(1) else tuple(node.attrs["scales"])
     _check(node, scales, len(shape))
     shrinks = min(scales) < 1
     if node.attrs["mode"] == "nearest" and shrinks and max(scales) > 1:
-        raise node.unsupported("one axis is enlarged and another one shrunk", "export it with opset 11 or later")
+        raise node.support_error("one axis is enlarged and another one shrunk", "export it with opset 11 or later")
     modes: dict[str, Attr] = {
         "mode": "linear" if node.attrs["mode"] in ("linear", "bilinear") else node.attrs["mode"],
         "coordinate_transformation_mode": "asymmetric",
@@ -99,7 +99,7 @@ def _products(
             continue
         if shape[axis] * sizes[axis] > MOST_WEIGHTS:
             reason = f"{sizes[axis]} from {shape[axis]} elements in this mode"
-            raise node.unsupported(
+            raise node.support_error(
                 reason, "resize with half_pixel and antialias = 0", limit=f"{MOST_WEIGHTS} weights"
             )
         matrices[axis], beyond = _weights_of(described, shape[axis], sizes[axis], scales[axis], region)
@@ -109,8 +109,8 @@ def _products(
 
 def _extents(node: OnnxNode, to: NodeBuilder, shape: Sequence[int]) -> tuple[Scales, tuple[int, ...]]:
     """Scales and sizes of the resized axes, whichever of them the node has."""
-    if not node.given(3) or not to.value(node, 3).size:
-        if not node.given(2):
+    if not node.has_input(3) or not to.value(node, 3).size:
+        if not node.has_input(2):
             raise node.bad("neither scales nor sizes are given")
         scales = _floats(node, to, 2)
         _check(node, scales, len(shape))
@@ -123,7 +123,7 @@ def _extents(node: OnnxNode, to: NodeBuilder, shape: Sequence[int]) -> tuple[Sca
     if policy == "stretch":
         return scales, sizes
     if min(node.attrs.get("axes") or (0,)) < 0:  # onnxruntime then leaves the extents as they are
-        raise node.unsupported(f"{policy} along negative axes", "count the axes from the front")
+        raise node.support_error(f"{policy} along negative axes", "count the axes from the front")
     scale = min(scales) if policy == "not_larger" else max(scales)
     return (scale,) * len(shape), tuple(math.floor(extent * scale + 0.5) for extent in shape)
 
@@ -136,9 +136,9 @@ def _coordinates(node: OnnxNode, shape: Sequence[int], scales: Sequence[float], 
         return "half_pixel"
     if kind == "align_corners" and fraction > 1e-3:
         # onnxruntime divides by the integral size, ONNX by the fractional one
-        raise node.unsupported("align_corners with scales that give fractional sizes", "give sizes, not scales")
+        raise node.support_error("align_corners with scales that give fractional sizes", "give sizes, not scales")
     if kind == "tf_half_pixel_for_nn":
-        raise node.unsupported(f"coordinate_transformation_mode {kind}", "export it with half_pixel")
+        raise node.support_error(f"coordinate_transformation_mode {kind}", "export it with half_pixel")
     return kind
 
 
@@ -201,12 +201,12 @@ def _weights_of(node: Node, extent: int, size: int, scale: float, roi: tuple[flo
         case "half_pixel_symmetric":
             position = _symmetric(extent, size, np.float32(scale))
         case "tf_crop_and_resize":
-            position = _cropped(extent, size, np.float32(roi[0]), np.float32(roi[1]))
+            position = _crop_positions(extent, size, np.float32(roi[0]), np.float32(roi[1]))
             inside = (position >= 0) & (position <= extent - 1)
         case _:
             position = source_positions(node, extent, size, scale)
     if ANTIALIAS(node) and scale < 1:
-        index, weight = _antialiased(node, position, extent, scale)
+        index, weight = _antialias(node, position, extent, scale)
     else:
         index, weight = taps_at(node, position, extent)
     return matrix_of(index, weight * inside, extent), ~inside
@@ -219,7 +219,7 @@ def _symmetric(extent: int, size: int, scale: np.float32) -> Array:
     return offset + (at + half) / scale - half
 
 
-def _cropped(extent: int, size: int, start: np.float32, end: np.float32) -> Array:
+def _crop_positions(extent: int, size: int, start: np.float32, end: np.float32) -> Array:
     """Positions of tf_crop_and_resize, in the order and precision of onnxruntime's sums."""
     at, last = np.arange(size, dtype=np.float32), np.float32(extent - 1)
     if size == 1:
@@ -227,7 +227,7 @@ def _cropped(extent: int, size: int, start: np.float32, end: np.float32) -> Arra
     return start * last + at * (end - start) * last / np.float32(size - 1)
 
 
-def _antialiased(node: Node, position: Array, extent: int, scale: float) -> tuple[Array, Array]:
+def _antialias(node: Node, position: Array, extent: int, scale: float) -> tuple[Array, Array]:
     """The kernel stretched by 1 / scale, with its weights normalised to the sum 1."""
     cubic = RESIZE_MODE(node) == "cubic"
     reach = ceil((2 if cubic else 1) / scale)

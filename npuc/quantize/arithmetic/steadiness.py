@@ -33,7 +33,7 @@ def upward(value: float, bits: int) -> float:
     return math.ldexp(math.ceil(math.ldexp(mantissa, bits)), exponent - bits)
 
 
-def rounded(values: Array, bits: int) -> Array:
+def round_to_bits(values: Array, bits: int) -> Array:
     """The values rounded to `bits` significant bits."""
     mantissa, exponent = np.frexp(values)
     return np.ldexp(np.rint(mantissa * 2.0**bits) / 2.0**bits, exponent)

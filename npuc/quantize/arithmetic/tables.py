@@ -140,7 +140,7 @@ def domains(
     functions = {node: function for node in nodes if (function := as_unary(graph, node)) is not None}
     found: dict[str, tuple[float, float]] = {}
 
-    def wanted(reader: Node) -> tuple[float, float] | None:
+    def domain_of(reader: Node) -> tuple[float, float] | None:
         if reader in functions:
             return reached_domain(functions[reader], largest.get(reader.output, inf))
         moves = reader.op in MOVEMENT and reader in integer
@@ -148,7 +148,7 @@ def domains(
 
     for name in reversed([each for node in nodes for each in (*node.inputs, *node.outputs) if each]):
         if name not in found and name not in graph.outputs and name not in graph.constants:
-            limits = _union([wanted(reader) for reader in graph.readers[name]])
+            limits = _union([domain_of(reader) for reader in graph.readers[name]])
             if limits is not None:
                 found[name] = limits
     return found

@@ -52,7 +52,7 @@ def quantise_weights(
     offset = offset + y_zero
     integers, shift = np.empty(flat.shape, np.int8), np.empty(len(w))
     for at in blocks(flat):
-        integers[at], shift[at] = _rounded(flat[at].astype(np.float64) * (x_scale / y_scale), offset[at])
+        integers[at], shift[at] = _quantise(flat[at].astype(np.float64) * (x_scale / y_scale), offset[at])
     centre = np.rint(offset * np.exp2(shift)) - x_zero * integers.sum(axis=1, dtype=np.int64)
     rounded = centre.clip(-ACCUMULATOR_LIMIT, ACCUMULATOR_LIMIT - 1)
     return IntegerWeights(integers.reshape(w.shape), rounded.astype(np.int32), shift.astype(np.int8))
@@ -69,7 +69,7 @@ def blocks(kernels: Array) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, len(kernels), rows))
 
 
-def _rounded(flat: Array, offset: Array) -> tuple[Array, Array]:
+def _quantise(flat: Array, offset: Array) -> tuple[Array, Array]:
     """Integers (Co, weights of a channel), and for each channel the better of two shifts, (Co,)."""
     largest = np.maximum(np.abs(flat).max(axis=1), 1e-30)
     safe, limit = np.floor(np.log2(127.499 / largest)), _limit(flat, offset)
@@ -133,7 +133,7 @@ LARGEST = 128
 """The largest magnitude of an int8."""
 
 
-def bound(graph: Graph, node: Node) -> int | None:
+def node_bound(graph: Graph, node: Node) -> int | None:
     """The bound of a node's accumulator, rounding included; None for a node without arithmetic.
 
     If the input is padded with a zero point, the accumulator holds a second sum over the weights.

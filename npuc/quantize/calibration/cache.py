@@ -69,7 +69,7 @@ def remembering(options: Options, path: Path | None, files: Sequence[Path], tell
         return
     key = _key(files)
     file = path / f"{files[0].stem}-{key[:16]}.calibration.npz" if path.is_dir() else path
-    cache = replace(_opened(file, key, tell), find=source(None, synthetic=not files_of(files[1:])))
+    cache = replace(_open_cache(file, key, tell), find=source(None, synthetic=not files_of(files[1:])))
     yield replace(options, histograms=cache.histograms)
     tell(f"calibration cache '{file}': {cache.hits} of {cache.hits + cache.misses} calibrations found")
     if cache.misses:
@@ -118,7 +118,7 @@ FIRST = b"key.npy"
 """The name of the first array, which the head of a cache shows even if the file is damaged."""
 
 
-def _opened(file: Path, key: str, tell: Tell) -> Cache:
+def _open_cache(file: Path, key: str, tell: Tell) -> Cache:
     """The cache in a file if its key matches; otherwise an empty one.
 
     Raises ArtefactError: E505 for a file of another kind, which would be replaced, E506 if it cannot be read.

@@ -78,7 +78,7 @@ class Histogram:
         while top * (1 + ROOM) >= width * BINS:
             counts = np.concatenate([counts.reshape(-1, 2).sum(1), np.zeros(BINS // 2, counts.dtype)])
             width *= 2
-        added = _counted(values, width, top) if gains is None else _weighed(values, gains, width)
+        added = _count(values, width, top) if gains is None else _weigh(values, gains, width)
         return Histogram(counts + added, width)
 
     def within(self, limit: float) -> Histogram:
@@ -111,7 +111,7 @@ def _largest(values: Array) -> float:
     return float(np.float32(max(float(values.max()), -float(values.min())))) if values.size else 0.0
 
 
-def _counted(values: Array, width: float, top: float) -> Array:
+def _count(values: Array, width: float, top: float) -> Array:
     """The number of values in each bin of this width, without those up to NOTHING.
 
     Of many values it is estimated, but the bin of the largest magnitude, top, is never empty.
@@ -130,7 +130,7 @@ def _counted(values: Array, width: float, top: float) -> Array:
     return found[:BINS]
 
 
-def _weighed(values: Array, gains: Array, width: float) -> Array:
+def _weigh(values: Array, gains: Array, width: float) -> Array:
     """The same with every value weighted by its gain."""
     magnitude = np.abs(values, dtype=np.float32).ravel()
     weights = np.broadcast_to(gains, values.shape).ravel()[magnitude > NOTHING]
@@ -203,7 +203,7 @@ def histograms(
     finite: removes infinite values and NaN from a tensor that has some, or raises: DataError (E402) by default.
     """
     count = Count(tensors, domains, gains, finite=finite)
-    for values in computed(graph, samples, tensors):
+    for values in tensor_values(graph, samples, tensors):
         count.add(values)
     return count.found
 
@@ -233,7 +233,7 @@ def source(given: HistogramSource | None, *, synthetic: bool) -> HistogramSource
     return given or (histograms_of_finite if synthetic else histograms)
 
 
-def computed(
+def tensor_values(
     graph: Graph, samples: Iterable[Mapping[str, Array]], tensors: Sequence[str]
 ) -> Iterator[dict[str, Array]]:
     """The values of tensors of a float graph, sample by sample; each sample is a feed of its inputs.

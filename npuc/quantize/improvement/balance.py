@@ -23,9 +23,9 @@ from npuc.ir import Array
 from npuc.ops import rebuild
 from npuc.ops.accumulators import accumulator_bound
 from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT, blocks
-from npuc.quantize.improvement.evidence import sampled
+from npuc.quantize.improvement.evidence import sample_windows
 from npuc.quantize.improvement.levels import Level
-from npuc.quantize.improvement.lockstep import improved, weighted
+from npuc.quantize.improvement.lockstep import improve_layers, weighted_nodes
 from npuc.quantize.improvement.proposals import JudgedLayer, bias_by_weights
 from npuc.quantize.improvement.search import FEWEST_SAMPLES, TrialNetwork
 from npuc.quantize.network.construction import LayerWeights
@@ -41,15 +41,15 @@ def without_data(network: TrialNetwork, samples: Samples, level: Level) -> Trial
     """
     given = [network.graph.tensors[name].dtype for name in network.graph.inputs]
     noise = samples.synthetic and len(samples) >= FEWEST_SAMPLES and {*given} <= {"int8", "uint8"}
-    return chosen(network, samples) if level.proposals and noise else balanced(network)
+    return choose_weights(network, samples) if level.proposals and noise else balance_network(network)
 
 
-def chosen(network: TrialNetwork, samples: Samples) -> TrialNetwork:
+def choose_weights(network: TrialNetwork, samples: Samples) -> TrialNetwork:
     """The network with the better weights of every layer, by half of the samples; the others give the means."""
     feeds = list(samples.feeds())
-    evidence = sampled(network.graph, weighted(network.nodes), feeds, np.arange(len(feeds)) % 2 == 1)
+    evidence = sample_windows(network.graph, weighted_nodes(network.nodes), feeds, np.arange(len(feeds)) % 2 == 1)
     proposals = (layer_balanced, bias_by_weights)
-    made = improved(network.graph, network.quantised, network.layers, evidence, proposals, depth=0)
+    made = improve_layers(network.graph, network.quantised, network.layers, evidence, proposals, depth=0)
     return replace(network, integer=made)
 
 
@@ -57,14 +57,14 @@ def layer_balanced(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     """A proposal: the layer's weights balanced, with the bias of the float network."""
     wanted = (layer.exact * weights.power[:, None]).reshape(*weights.w.shape[:2], -1)
     return layer.with_bias(
-        replace(weights, w=rounded(wanted).astype(np.int8).reshape(weights.w.shape)), layer.bias
+        replace(weights, w=balance_errors(wanted).astype(np.int8).reshape(weights.w.shape)), layer.bias
     )
 
 
-def balanced(network: TrialNetwork) -> TrialNetwork:
+def balance_network(network: TrialNetwork) -> TrialNetwork:
     """The network with the weights of its integer convolutions balanced."""
     quantised, graph, layers = network.quantised, network.graph, network.layers
-    sources = {node.output: graph.constants[node.inputs[1]] for node in weighted(network.nodes)}
+    sources = {node.output: graph.constants[node.inputs[1]] for node in weighted_nodes(network.nodes)}
     integer = quantised.graph
     constants = dict(integer.constants)
     for node in integer.nodes:
@@ -72,25 +72,25 @@ def balanced(network: TrialNetwork) -> TrialNetwork:
         if found is not None and found.source in sources:
             ratio = quantised.scales[node.inputs[0]] / found.scale
             zero = quantised.zeros.get(node.inputs[0], 0)
-            weights = _balanced(found.weights, sources[found.source], ratio, zero)
+            weights = _balance_layer(found.weights, sources[found.source], ratio, zero)
             constants.update(layers.constants(quantised, node, weights))
     made = replace(quantised, graph=rebuild(integer, integer.nodes, constants))
     return replace(network, integer=made)
 
 
-def _balanced(weights: LayerWeights, w: Array, ratio: float, x_zero: int) -> LayerWeights:
+def _balance_layer(weights: LayerWeights, w: Array, ratio: float, x_zero: int) -> LayerWeights:
     """The layer's weights balanced; w: (Co, ...) float. Unchanged if an accumulator could then exceed 32 bits."""
     flat = w.reshape(len(w), prod(w.shape[1:]))
     found = np.empty(flat.shape, np.int8)
     for at in blocks(flat):
         wanted = flat[at].astype(np.float64) * (ratio * weights.power[at, None])
-        found[at] = rounded(wanted.reshape(len(wanted), w.shape[1], -1)).reshape(wanted.shape)
+        found[at] = balance_errors(wanted.reshape(len(wanted), w.shape[1], -1)).reshape(wanted.shape)
     made = replace(weights, w=found.reshape(w.shape))
-    made = replace(made, bias=weights.rounded(weights.bias - x_zero * (made.total - weights.total)))
+    made = replace(made, bias=weights.round_bias(weights.bias - x_zero * (made.total - weights.total)))
     return made if accumulator_bound(made.w, made.bias).max() < ACCUMULATOR_LIMIT else weights
 
 
-def rounded(wanted: Array) -> Array:
+def balance_errors(wanted: Array) -> Array:
     """Integers -128..127 (Co, kernels, taps), each a neighbour of the weight in steps, that balance the errors.
 
     Weights beyond that range become its limits; their errors do not count.

@@ -16,7 +16,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
-from npuc.quantize.calibration.histograms import Histogram, computed
+from npuc.quantize.calibration.histograms import Histogram, tensor_values
 from npuc.quantize.improvement import equalisation
 from npuc.quantize.improvement.acceptance import decibels, integer_values, mean_ratio
 from npuc.quantize.improvement.levels import Level
@@ -26,8 +26,8 @@ from npuc.quantize.improvement.search import (
     TrialNetwork,
     best_network,
     best_variant,
-    divided,
-    drawn,
+    divide,
+    plain_network,
     teaches,
 )
 from npuc.quantize.network.construction import Quantised
@@ -60,13 +60,13 @@ def best_bordered(
 ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """`best_network`, with a scale per channel at the borders if that pays on the held-out samples."""
     started = process_time()
-    training, held_out = divided(samples, level.samples)
+    training, held_out = divide(samples, level.samples)
     judged = recipe.equalises and level.variants and teaches(samples) and _float_outputs(graph)
-    other = bordered(graph, training, recipe.given) if judged else None
+    other = equalise_borders(graph, training, recipe.given) if judged else None
     if other is None:
         return best_network(graph, recipe, samples, level, method, known)
     both = equalisation.Equalised(graph), other
-    plain = [drawn(each, recipe, samples, method or level.method, known) for each in both]
+    plain = [plain_network(each, recipe, samples, method or level.method, known) for each in both]
     before, after = _noises(graph, [each.quantised for each in plain], held_out[:JUDGES])
     kept = after < before * WORTH
     seconds = process_time() - started
@@ -75,7 +75,7 @@ def best_bordered(
     return network, (step, *steps)
 
 
-def bordered(
+def equalise_borders(
     graph: Graph, feeds: Sequence[Mapping[str, Array]], fixed: Collection[str] = ()
 ) -> equalisation.Equalised | None:
     """The graph with products at its borders, equalised on the samples; None if it has no such border.
@@ -95,7 +95,7 @@ def bordered(
         for group in equalisation.groups(made.graph, made.products)
         if made.products.intersection((*group.writers, *group.readers))
     ]
-    equal = equalisation.equalised(made.graph, found, equalisation.sizes(made.graph, found, feeds), SHARE)
+    equal = equalisation.equalise(made.graph, found, equalisation.sizes(made.graph, found, feeds), SHARE)
     outer = {inside: name for name, inside in made.inner.items()}
     return replace(equal, names={name: outer.get(old, old) for name, old in equal.names.items()})
 
@@ -138,6 +138,6 @@ def _float_outputs(graph: Graph) -> list[str]:
 def _noises(graph: Graph, networks: Sequence[Quantised], feeds: Sequence[Mapping[str, Array]]) -> list[float]:
     """Squared error over squared signal of each integer network, the mean over the outputs in float."""
     names = _float_outputs(graph)
-    samples = [[values[name].copy() for name in names] for values in computed(graph, feeds, names)]  # views
+    samples = [[values[name].copy() for name in names] for values in tensor_values(graph, feeds, names)]  # views
     exact = dict(zip(names, zip(*samples, strict=True), strict=True))
     return [mean_ratio(exact, integer_values(each, names, feeds)) for each in networks]

@@ -25,8 +25,8 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.quantize.arithmetic.steadiness import octaves, upward
 from npuc.quantize.arithmetic.weights import in_groups
-from npuc.quantize.calibration.histograms import computed
-from npuc.quantize.network.renaming import renamed
+from npuc.quantize.calibration.histograms import tensor_values
+from npuc.quantize.network.renaming import rename_tensors
 from npuc.quantize.scales.assignment import components
 from npuc.text.escaping import Names
 
@@ -81,7 +81,7 @@ def _links(graph: Graph) -> list[tuple[str, str]]:
         elif node.op == "Add" and _same_channels(graph, node):
             found += [(node.inputs[0], node.inputs[1]), (node.inputs[0], node.output)]
         elif node.op == "Mul" and _same_channels(graph, node):
-            found.append((node.inputs[_scaled(graph, node)], node.output))
+            found.append((node.inputs[_factor_operand(graph, node)], node.output))
     return found
 
 
@@ -91,7 +91,7 @@ def _same_channels(graph: Graph, node: Node) -> bool:
     return variable and all(len(shape) == 4 for shape in shapes) and shapes[0][1] == shapes[1][1]
 
 
-def _scaled(graph: Graph, node: Node) -> int:
+def _factor_operand(graph: Graph, node: Node) -> int:
     """The operand of a product that carries the factor: the larger one, as the smaller is a gate."""
     sizes = [graph.tensors[name].size for name in node.inputs]
     return int(sizes[1] > sizes[0])
@@ -115,7 +115,7 @@ def _group(graph: Graph, tensors: Sequence[str], borders: Collection[Node]) -> E
                 return None
     if not writers or not readers:
         return None
-    if any(_closed(node) for node in writers.values()) or any(SELECTS(node) for node in readers.values()):
+    if any(_is_closed(node) for node in writers.values()) or any(SELECTS(node) for node in readers.values()):
         return None
     return EqualisationGroup(tuple(tensors), tuple(writers.values()), tuple(readers.values()))
 
@@ -128,12 +128,12 @@ def _passes(graph: Graph, node: Node, inside: set[str]) -> bool:
         return ACTIVATION(node) in ("", "Relu") and {*node.inputs, node.output} <= inside
     return (
         node.op == "Mul"
-        and {node.inputs[_scaled(graph, node)], node.output} <= inside
+        and {node.inputs[_factor_operand(graph, node)], node.output} <= inside
         and sum(name in inside for name in node.inputs) == 1
     )
 
 
-def _closed(node: Node) -> bool:
+def _is_closed(node: Node) -> bool:
     """Whether a factor cannot be taken out of the convolution, because it clips or only selects elements."""
     return ACTIVATION(node) not in ("", "Relu") or bool(SELECTS(node))
 
@@ -143,7 +143,7 @@ def sizes(
 ) -> dict[str, Array]:
     """The largest magnitude of every channel of each group's tensors over the samples: tensor -> (C,)."""
     largest = {name: np.zeros(graph.shape(name)[1]) for group in found for name in group.tensors}
-    for values in computed(graph, feeds, tuple(largest)):
+    for values in tensor_values(graph, feeds, tuple(largest)):
         for name, value in values.items():
             largest[name] = np.maximum(largest[name], np.abs(value).max(axis=(0, 2, 3)))
     return largest
@@ -166,7 +166,7 @@ class Equalised:
         return Equalised(self.graph, {**before.factors, **factors}, {**before.names, **names})
 
 
-def equalised(
+def equalise(
     graph: Graph,
     found: Sequence[EqualisationGroup],
     largest: Mapping[str, Array],
@@ -189,10 +189,10 @@ def equalised(
         chosen = _factors(constants, nodes, group, largest, share, one_step=one_step)
         factors |= dict.fromkeys(group.tensors, chosen)
         for node in group.writers:
-            nodes[node] = _rescaled(fresh, constants, nodes[node], 1 / chosen, axis=0)
+            nodes[node] = _rescale(fresh, constants, nodes[node], 1 / chosen, axis=0)
         for node in group.readers:
-            nodes[node] = _rescaled(fresh, constants, nodes[node], chosen, axis=1)
-    built = renamed(graph, nodes.values(), names, constants)
+            nodes[node] = _rescale(fresh, constants, nodes[node], chosen, axis=1)
+    built = rename_tensors(graph, nodes.values(), names, constants)
     old = {new: name for name, new in names.items()}
     return Equalised(built, {new: factors[name] for new, name in old.items()}, old)
 
@@ -231,7 +231,7 @@ def _columns(w: Array, groups: int) -> Array:
     return in_groups(np.abs(w), groups).max(axis=(1, 3)).ravel().astype(np.float64)
 
 
-def _rescaled(fresh: Names, constants: dict[str, Array], node: Node, factors: Array, axis: int) -> Node:
+def _rescale(fresh: Names, constants: dict[str, Array], node: Node, factors: Array, axis: int) -> Node:
     """A convolution with weights multiplied per output (axis 0, with the bias) or input channel (axis 1).
 
     Those of a border's product are multiplied per channel.
@@ -281,12 +281,12 @@ def split(graph: Graph, feeds: Iterable[Mapping[str, Array]], fixed: Collection[
         outliers = np.flatnonzero(reached[writer.output] > ROOM * limit)
         if 0 < len(outliers) <= MOST * len(reached[writer.output]):
             names[writer.output] = fresh.new(f"{writer.output}/split")
-            nodes[writer] = _written(fresh, constants, nodes[writer], outliers, limit)
+            nodes[writer] = _split_writer(fresh, constants, nodes[writer], outliers, limit)
             for reader in graph.readers[writer.output]:
-                nodes[reader] = _read(fresh, constants, nodes[reader], outliers)
+                nodes[reader] = _split_reader(fresh, constants, nodes[reader], outliers)
     if not names:
         return graph
-    return renamed(graph, nodes.values(), names, constants)
+    return rename_tensors(graph, nodes.values(), names, constants)
 
 
 def _splits(graph: Graph, node: Node) -> bool:
@@ -319,7 +319,7 @@ def _reach(graph: Graph, names: list[str], feeds: Iterable[Mapping[str, Array]])
     return found
 
 
-def _written(fresh: Names, constants: dict[str, Array], node: Node, outliers: Array, limit: float) -> Node:
+def _split_writer(fresh: Names, constants: dict[str, Array], node: Node, outliers: Array, limit: float) -> Node:
     """The convolution, extended to write the part above the limit as well."""
     x, weights, *rest = node.inputs
     w = constants[weights]
@@ -331,7 +331,7 @@ def _written(fresh: Names, constants: dict[str, Array], node: Node, outliers: Ar
     return replace(node, inputs=(x, *named), attrs={**node.attrs, **limits})
 
 
-def _read(fresh: Names, constants: dict[str, Array], node: Node, outliers: Array) -> Node:
+def _split_reader(fresh: Names, constants: dict[str, Array], node: Node, outliers: Array) -> Node:
     """The convolution, extended to read both channels with the same weights."""
     x, weights, *rest = node.inputs
     name = fresh.new(f"{node.output}/split_v")

@@ -15,7 +15,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
-from npuc.quantize.calibration.histograms import computed
+from npuc.quantize.calibration.histograms import tensor_values
 
 MOST_WINDOWS = 2048
 MOST_TAPS = 1 << 21
@@ -33,7 +33,7 @@ class SampledWindows:
     column: Array
 
     @classmethod
-    def chosen(
+    def choose(
         cls, samples: int, extents: Sequence[int], taps: int, seed: int, most: int = MOST_WINDOWS
     ) -> SampledWindows:
         """As many windows of every sample as the limits of this module allow, without repetition.
@@ -57,11 +57,11 @@ def taps_under(
     """
     elements = elements_under(places, node, kernel, x.shape[2:])
     first = np.searchsorted(places.sample, np.arange(len(x) + 1))
-    found = [taken(each, elements[first[at] : first[at + 1]], groups, fill) for at, each in enumerate(x)]
+    found = [take_windows(each, elements[first[at] : first[at + 1]], groups, fill) for at, each in enumerate(x)]
     return np.concatenate(found)
 
 
-def taken(x: Array, elements: Array, groups: int, fill: int = 0) -> Array:
+def take_windows(x: Array, elements: Array, groups: int, fill: int = 0) -> Array:
     """The same of one sample x, (C, H, W), by the `elements_under` its windows."""
     found = x.reshape(len(x), -1).take(elements, axis=1)
     outside = elements == OUTSIDE
@@ -155,13 +155,13 @@ class Watch:
         """Records one sample. values: of the tensors that are read."""
         for node in self.nodes:
             w = self.graph.constants[node.inputs[1]]
-            taps = taken(values[node.inputs[0]][0], self._elements[node.output][index], GROUP(node))
+            taps = take_windows(values[node.inputs[0]][0], self._elements[node.output][index], GROUP(node))
             results = sums(taps, w.reshape(len(w), -1))
             np.add(results, float_bias(self.graph, node), out=self._results[node.output][index])
             if not self.held_out[index]:
                 np.mean(taps, axis=0, out=self._means[node.output][index])
 
-    def sampled(self, feeds: Sequence[Mapping[str, Array]]) -> Sampled:
+    def collect(self, feeds: Sequence[Mapping[str, Array]]) -> Sampled:
         """What was recorded on these samples, all of them."""
         witnesses = {
             name: Witness(
@@ -174,15 +174,17 @@ class Watch:
         return Sampled(tuple(feeds), self.held_out, witnesses)
 
 
-def sampled(graph: Graph, nodes: Sequence[Node], feeds: Sequence[Mapping[str, Array]], held_out: Array) -> Sampled:
+def sample_windows(
+    graph: Graph, nodes: Sequence[Node], feeds: Sequence[Mapping[str, Array]], held_out: Array
+) -> Sampled:
     """Runs the float graph on the samples and keeps these convolutions' results under random windows.
 
     held_out: (samples,) bool, the samples that are not learned from.
     """
     watch = Watch(graph, nodes, held_out)
-    for index, values in enumerate(computed(graph, feeds, watch.read)):
+    for index, values in enumerate(tensor_values(graph, feeds, watch.read)):
         watch.add(index, values)
-    return watch.sampled(feeds)
+    return watch.collect(feeds)
 
 
 def float_bias(graph: Graph, node: Node) -> Array:
@@ -196,4 +198,4 @@ def float_bias(graph: Graph, node: Node) -> Array:
 def _places(graph: Graph, node: Node, samples: int, most: int) -> SampledWindows:
     _, depth, *kernel = graph.shape(node.inputs[1])
     taps = GROUP(node) * depth * prod(kernel)
-    return SampledWindows.chosen(samples, graph.shape(node.output)[2:], taps, seed=len(node.output), most=most)
+    return SampledWindows.choose(samples, graph.shape(node.output)[2:], taps, seed=len(node.output), most=most)

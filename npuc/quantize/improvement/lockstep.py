@@ -24,12 +24,12 @@ from npuc.quantize.improvement.proposals import JudgedLayer, Proposal, rounded_i
 from npuc.quantize.network.construction import IntegerLayer, LayerEncoding, LayerWeights, Quantised
 
 
-def weighted(nodes: Sequence[Node]) -> tuple[Node, ...]:
+def weighted_nodes(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """The float convolutions whose weights are rounded: not those that only select elements."""
     return tuple(node for node in nodes if node.op == "Conv" and not SELECTS(node))
 
 
-def improved(
+def improve_layers(
     graph: Graph,
     quantised: Quantised,
     layers: LayerEncoding,
@@ -40,7 +40,7 @@ def improved(
     """The integer network with the weights and biases that the proposals give, each layer on its own.
 
     graph: the float graph that was quantised; layers: how its convolutions are read; sampled: of the graph's
-    `weighted` nodes. depth: a layer with more inputs per output channel keeps its weights, as rounding them in
+    `weighted_nodes`. depth: a layer with more inputs per output channel keeps its weights, as rounding them in
     turn takes time cubic in their number.
     """
     integer = quantised.graph
@@ -57,7 +57,7 @@ def improved(
         done = position
         allowed = [each for each in proposals if each is not rounded_in_turn or _depth(integer, node) <= depth]
         layer = _layer(graph, quantised, sampled, node, found, values[node.inputs[0]])
-        constants.update(layers.constants(quantised, node, _improved(layer, found.weights, allowed)))
+        constants.update(layers.constants(quantised, node, _improve_layer(layer, found.weights, allowed)))
     return replace(quantised, graph=rebuild(integer, integer.nodes, constants))
 
 
@@ -69,7 +69,7 @@ def _data(node: Node, constants: Mapping[str, Array]) -> list[str]:
     return [name for name in node.inputs if name and name not in constants]
 
 
-def _improved(layer: JudgedLayer, best: LayerWeights, proposals: Sequence[Proposal]) -> LayerWeights:
+def _improve_layer(layer: JudgedLayer, best: LayerWeights, proposals: Sequence[Proposal]) -> LayerWeights:
     """The best of a layer's weights and its proposals; each proposal starts from the best so far."""
     least = layer.error(best)
     for proposal in proposals:

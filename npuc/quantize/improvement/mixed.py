@@ -18,7 +18,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import SELECTS
 from npuc.ops.products import macs
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
-from npuc.quantize.improvement.search import Trial, TrialNetwork, divided, teaches
+from npuc.quantize.improvement.search import Trial, TrialNetwork, divide, teaches
 from npuc.quantize.network.construction import SHIFTED, LayerEncoding, Quantised
 from npuc.samples.loading import Samples
 from npuc.text.terminal import short
@@ -45,7 +45,7 @@ def without(nodes: Sequence[Node], host: Host) -> tuple[Node, ...]:
     return tuple(node for node in nodes if node.name not in host)
 
 
-def mixed(
+def mix_precision(
     graph: Graph,
     drawn: Callable[[Host], Quantised],
     best: Callable[[Host], Result],
@@ -65,11 +65,11 @@ def mixed(
     plain = drawn(nowhere)
     if not teaches(samples) or not ends(plain.graph):
         return best(nowhere)
-    judge = acceptance(graph, plain, divided(samples, MOST_SAMPLES)[1])
+    judge = acceptance(graph, plain, divide(samples, MOST_SAMPLES)[1])
     array = best(nowhere)
     started = process_time()
     shares = _noisiest(graph, plain, candidates(graph, plain, layers, most), judge.feeds)
-    host = _chosen(judge, drawn, shares, most)
+    host = _choose_host(judge, drawn, shares, most)
     if not host:
         return array
     other = best(host)
@@ -145,7 +145,7 @@ def _noises(
     return {tensor: error[at] / signal[at] for at, tensor in enumerate(floats) if signal[at]}
 
 
-def _chosen(
+def _choose_host(
     judge: Acceptance, drawn: Callable[[Host], Quantised], shares: Mapping[str, float], most: float
 ) -> Host:
     """The candidates that together reduce the noise most: the most sensitive first."""

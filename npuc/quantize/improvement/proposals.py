@@ -68,7 +68,7 @@ class JudgedLayer:
     def with_bias(self, weights: LayerWeights, bias: Array) -> LayerWeights:
         """The weights with this bias, (Co,) in steps, plus the contribution of the zero points."""
         rounded = np.rint((bias + self.y_zero) * weights.power)
-        return replace(weights, bias=weights.rounded(rounded - self.x_zero * weights.total))
+        return replace(weights, bias=weights.round_bias(rounded - self.x_zero * weights.total))
 
 
 Proposal = Callable[[JudgedLayer, LayerWeights], LayerWeights]
@@ -100,11 +100,11 @@ def bias_by_results(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
 
 
 def rounded_in_turn(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
-    """`solved` weights with the bias corrected by the results."""
-    return bias_by_results(layer, solved(layer, weights))
+    """`solve_weights` weights with the bias corrected by the results."""
+    return bias_by_results(layer, solve_weights(layer, weights))
 
 
-def solved(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
+def solve_weights(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     """Weights rounded one after the other; the remaining ones compensate each error, by the inputs' correlations.
 
     Minimises |(W' - W) X|^2 for inputs X without their mean, which the bias absorbs: the most active inputs first,

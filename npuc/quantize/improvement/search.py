@@ -21,16 +21,16 @@ from npuc.quantize.calibration.histograms import (
     Count,
     Histogram,
     HistogramSource,
-    computed,
     histograms,
     output_gains,
+    tensor_values,
 )
 from npuc.quantize.improvement import equalisation, proposals
 from npuc.quantize.improvement.acceptance import acceptance, decibels, ends
 from npuc.quantize.improvement.equalisation import Equalised, split
-from npuc.quantize.improvement.evidence import Sampled, Watch, sampled
+from npuc.quantize.improvement.evidence import Sampled, Watch, sample_windows
 from npuc.quantize.improvement.levels import Level, SearchVariant
-from npuc.quantize.improvement.lockstep import improved, weighted
+from npuc.quantize.improvement.lockstep import improve_layers, weighted_nodes
 from npuc.quantize.network.construction import SHIFTED, LayerEncoding, Quantise, Quantised
 from npuc.quantize.network.renaming import integers_renamed
 from npuc.quantize.scales.constraints import tensors_of
@@ -75,14 +75,14 @@ def as_json(steps: Sequence[Trial]) -> list[dict[str, str | bool | float | None]
         {
             "name": step.name,
             "kept": step.kept,
-            "before_db": _rounded(step.before_db),
-            "after_db": _rounded(step.after_db),
+            "before_db": _round(step.before_db),
+            "after_db": _round(step.after_db),
         }
         for step in steps
     ]
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
@@ -134,7 +134,7 @@ class TrialNetwork:
         return self.integer
 
 
-def added(network: TrialNetwork) -> float:
+def total_error(network: TrialNetwork) -> float:
     """The expected squared error of int8 tensors by their histograms, each relative to its energy: the sum."""
     scales, forms = network.quantised.scales, network.quantised.forms
     known = ((each, scales.get(forms.get(name, name))) for name, each in network.histograms.items())
@@ -156,15 +156,15 @@ def best_network(
     method: of calibration, instead of the level's. known: the histograms of the graph's tensors, if found before.
     Synthetic samples only determine scales: nothing else is learned from them.
     """
-    plain = drawn(Equalised(graph), recipe, samples, method or level.method, known)
+    plain = plain_network(Equalised(graph), recipe, samples, method or level.method, known)
     return best_variant(plain, recipe, samples, level, method)
 
 
-def drawn(
+def plain_network(
     equal: Equalised, recipe: Recipe, samples: Samples, method: str, known: Mapping[str, Histogram] | None = None
 ) -> TrialNetwork:
     """The integer network of a float graph with scales by this method of calibration, and nothing else."""
-    return _Maker(recipe, samples).drawn(equal, method, known)
+    return _Maker(recipe, samples).plain_network(equal, method, known)
 
 
 def best_variant(
@@ -174,7 +174,7 @@ def best_variant(
     judged = bool(ends(plain.quantised.graph)) and teaches(samples)
     if not level.variants or not judged:
         return plain, ()
-    network, steps = _Climb(_Maker(recipe, samples), level, method, plain).climbed()
+    network, steps = _Climb(_Maker(recipe, samples), level, method, plain).climb()
     return replace(network, integer=integers_renamed(network.graph, network.quantised, network.names)), steps
 
 
@@ -191,7 +191,7 @@ def best_weights(
         return balanced or network, ()
     more = [replace(each, samples=WEIGHT_SAMPLES, below=None) for each in level.rungs if each.proposals]
     top = reduce(lambda below, each: replace(each, below=below), more)
-    return _Climb(_Maker(recipe, samples), top, None, network).improved(balanced)
+    return _Climb(_Maker(recipe, samples), top, None, network).improve_plain(balanced)
 
 
 WEIGHT_SAMPLES = 64
@@ -205,11 +205,11 @@ class _Maker:
     recipe: Recipe
     samples: Samples
 
-    def drawn(self, equal: Equalised, method: str, known: Mapping[str, Histogram] | None) -> TrialNetwork:
-        """The integer network of a float graph, calibrated on the samples; known: as in `calibrated`."""
-        return self.quantised(self.calibrated(equal, method, known), method, {})
+    def plain_network(self, equal: Equalised, method: str, known: Mapping[str, Histogram] | None) -> TrialNetwork:
+        """The integer network of a float graph, calibrated on the samples; known: as in `calibrate`."""
+        return self.quantise(self.calibrate(equal, method, known), method, {})
 
-    def calibrated(self, equal: Equalised, method: str, known: Mapping[str, Histogram] | None) -> TrialNetwork:
+    def calibrate(self, equal: Equalised, method: str, known: Mapping[str, Histogram] | None) -> TrialNetwork:
         """A float graph with the histograms of its tensors on the samples, of which some may be known."""
         graph = equal.graph
         nodes = self.recipe.select(graph)
@@ -225,7 +225,7 @@ class _Maker:
         ordered = {name: found[name] for name in tensors}
         return TrialNetwork(graph, nodes, ordered, equal.factors, layers=self.recipe.layers, names=equal.names)
 
-    def quantised(self, network: TrialNetwork, method: str, given: Mapping[str, Steps]) -> TrialNetwork:
+    def quantise(self, network: TrialNetwork, method: str, given: Mapping[str, Steps]) -> TrialNetwork:
         """The network with scales by a method, and these scales and zero points fixed."""
         made = self.recipe.quantise(
             network.graph, network.nodes, network.histograms, method, {**given, **self.recipe.given}
@@ -250,7 +250,7 @@ class _Climb:
         self.top = self.level = top
         self.method = method
         self.numbers = numbers(maker.samples, top.samples)
-        self.learned, self.held_out = fed(maker.samples, *self.numbers)
+        self.learned, self.held_out = pick_feeds(maker.samples, *self.numbers)
         self.training = self.learned
         self.plain = self.best = plain
         self.acceptance = acceptance(plain.graph, plain.quantised, self.held_out)
@@ -263,7 +263,7 @@ class _Climb:
         self.seen: tuple[Graph, Sampled] | None = None
         """A graph whose histograms were found in the same run as the evidence for its layers."""
 
-    def climbed(self) -> tuple[TrialNetwork, tuple[Trial, ...]]:
+    def climb(self) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The best network and the steps."""
         foremost = {} if self.top.thorough else self._foremost()
         if self.noise < self.plain_noise * CLEARLY:
@@ -292,7 +292,7 @@ class _Climb:
         self._improve(network, str(variant))
         return {variant: network}
 
-    def improved(self, other: TrialNetwork | None) -> tuple[TrialNetwork, tuple[Trial, ...]]:
+    def improve_plain(self, other: TrialNetwork | None) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The plain network with better weights and biases, or the other one, and the steps."""
         if other is not None:
             self._try("weights balanced", lambda: other)
@@ -326,8 +326,8 @@ class _Climb:
 
     def _plain(self, method: str) -> TrialNetwork:
         """The plain network with scales by another method, unless they are much coarser (UnsupportedOperator)."""
-        found = self.maker.drawn(self.plain.equal, method, self.plain.histograms)
-        if not self.top.thorough and added(found) > COARSER * added(self.plain):
+        found = self.maker.plain_network(self.plain.equal, method, self.plain.histograms)
+        if not self.top.thorough and total_error(found) > COARSER * total_error(self.plain):
             raise UnsupportedOperator("E205", f"scales by {method} add too much noise to every tensor")
         return found
 
@@ -341,7 +341,7 @@ class _Climb:
         def evidence() -> Sampled:
             if self.seen is not None and self.seen[0] is network.graph:
                 return self.seen[1]
-            return sampled(network.graph, weighted(network.nodes), *self._shown)
+            return sample_windows(network.graph, weighted_nodes(network.nodes), *self._shown)
 
         for names in self.level.proposals:
             before = self.best
@@ -382,7 +382,7 @@ class _Climb:
             graph = split(graph, self.maker.samples.feeds(), recipe.given) if recipe.splits else graph
             if graph is self.plain.graph:
                 raise UnsupportedOperator("E205", "there is no outlier channel to split")
-        network = self._equalised(graph, method, variant.share)
+        network = self._equalise(graph, method, variant.share)
         given: dict[str, Steps] = {}
         taken = self.maker.recipe.zero_points
         if taken is not None and variant.offsets:
@@ -392,54 +392,56 @@ class _Climb:
             if anyway:
                 known = network.histograms
                 given |= one_sided(network.graph, network.nodes, self.training, known, taken, self.sides)
-        return network if network is self.plain and not given else self.maker.quantised(network, method, given)
+        return network if network is self.plain and not given else self.maker.quantise(network, method, given)
 
-    def _equalised(self, graph: Graph, method: str, share: float | None) -> TrialNetwork:
+    def _equalise(self, graph: Graph, method: str, share: float | None) -> TrialNetwork:
         """The graph calibrated by another method, equalised if there is anything to equalise."""
         groups = self._groups(graph) if share is not None else ()
         known = self.plain.histograms if graph is self.plain.graph else None
         before = self.plain.equal
         if not groups:
             same = graph is self.plain.graph and method == self._method(self.top.method)
-            return self.plain if same else self.maker.calibrated(replace(before, graph=graph), method, known)
+            return self.plain if same else self.maker.calibrate(replace(before, graph=graph), method, known)
         key = graph is self.plain.graph, share, len(self.training)
         if key in self.equal and method != "output":
             return self.equal[key]
         sizes = equalisation.sizes(graph, groups, self.training)
-        equal = equalisation.equalised(graph, groups, sizes, share or 0.0, one_step=self.maker.recipe.one_step)
+        equal = equalisation.equalise(graph, groups, sizes, share or 0.0, one_step=self.maker.recipe.one_step)
         if known is not None and not self.level.thorough:
-            known = {**known, **self._watched(equal)}
-        found = self.maker.calibrated(equal.after(before), method, known)
+            known = {**known, **self._watch(equal)}
+        found = self.maker.calibrate(equal.after(before), method, known)
         if method != "output":
             self.equal[key] = found
         return found
 
-    def _watched(self, equal: Equalised) -> dict[str, Histogram]:
+    def _watch(self, equal: Equalised) -> dict[str, Histogram]:
         """The histograms of the tensors that were equalised; the same run gives the evidence for its layers."""
         feeds, held_out = self._shown
         learned, others = self.numbers
         shown = (*learned[: len(self.training)], *others)[: len(feeds)]
         places = {number: place for place, number in enumerate(shown)}
         count = Count(equal.factors)
-        watch = Watch(equal.graph, weighted(self.maker.recipe.select(equal.graph)), held_out)
-        run = computed(equal.graph, self.maker.samples.feeds(), tuple(dict.fromkeys((*count.found, *watch.read))))
+        watch = Watch(equal.graph, weighted_nodes(self.maker.recipe.select(equal.graph)), held_out)
+        run = tensor_values(
+            equal.graph, self.maker.samples.feeds(), tuple(dict.fromkeys((*count.found, *watch.read)))
+        )
         for number, values in enumerate(run):
             count.add(values)
             if number in places:
                 watch.add(places[number], values)
-        self.seen = equal.graph, watch.sampled(feeds)
+        self.seen = equal.graph, watch.collect(feeds)
         return count.found
 
     def _in_lockstep(self, network: TrialNetwork, evidence: Sampled, names: Sequence[str]) -> TrialNetwork:
         wanted = [proposals.PROPOSALS[name] for name in names]
         layers = network.layers
-        better = improved(network.graph, network.quantised, layers, evidence, wanted, self.level.depth)
+        better = improve_layers(network.graph, network.quantised, layers, evidence, wanted, self.level.depth)
         return replace(network, integer=better)
 
 
-def divided(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]]]:
+def divide(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]]]:
     """At most `most` samples to learn from, and some to judge by, from a third of all; in pseudo-random order."""
-    learned, held_out = fed(samples, *numbers(samples, most))
+    learned, held_out = pick_feeds(samples, *numbers(samples, most))
     return learned, held_out
 
 
@@ -451,7 +453,7 @@ def numbers(samples: Samples, most: int) -> tuple[list[int], list[int]]:
     return order[third:][:most], order[:third][:MOST_JUDGES]
 
 
-def fed(samples: Samples, *wanted: Sequence[int]) -> list[list[Mapping[str, Array]]]:
+def pick_feeds(samples: Samples, *wanted: Sequence[int]) -> list[list[Mapping[str, Array]]]:
     """The samples in these places, list by list."""
     places = {number for each in wanted for number in each}
     found = {number: feed for number, feed in enumerate(samples.feeds()) if number in places}

@@ -70,20 +70,20 @@ def quantise(
     constraints = replace(demands, floors=floors(graph, nodes, free))
     constraints = in_powers_of_two(constraints, free) if power_of_two else constraints
     chosen = free_steps(graph, nodes, free, constraints, method, given)
-    return IntegerBuilder(graph, nodes, {**chosen, **given}, tabulate).built()
+    return IntegerBuilder(graph, nodes, {**chosen, **given}, tabulate).build()
 
 
 def quantiser(tabulate: Tabulate, *, power_of_two: bool = False, factors: bool = False) -> Quantise:
     """`quantise` with a cached search for tables."""
     tables: dict[bytes, SegmentTable] = {}
 
-    def remembered(values: Array) -> SegmentTable:
+    def recall(values: Array) -> SegmentTable:
         key = values.tobytes()
         if key not in tables:
             tables[key] = tabulate(values)
         return tables[key]
 
-    return partial(quantise, tabulate=remembered, power_of_two=power_of_two, factors=factors)
+    return partial(quantise, tabulate=recall, power_of_two=power_of_two, factors=factors)
 
 
 MOST_ROUNDS = 4
@@ -147,7 +147,7 @@ class IntegerBuilder(GraphBuilder):
         self.tabulate = tabulate
         self.integer = set(nodes)
 
-    def built(self) -> Quantised:
+    def build(self) -> Quantised:
         """The integer graph of all nodes."""
         for node in self.float.nodes:
             if node not in self.integer:
@@ -265,7 +265,7 @@ class IntegerBuilder(GraphBuilder):
         first, second, exponent = sum_factors(*ratios)
         bias = np.array((zeros[2] << exponent) - first * zeros[0] - second * zeros[1], np.int32)
         named = {"w": np.array([first, second], np.int8), "bias": bias}
-        return "IntSum", {"shift": exponent, "relu": relu}, self.named(node, named)
+        return "IntSum", {"shift": exponent, "relu": relu}, self.add_constants(node, named)
 
     def _activation(self, node: Node) -> IntegerForm:
         """A table, or two slopes per channel."""
@@ -308,7 +308,7 @@ class IntegerBuilder(GraphBuilder):
         for side, value in sides.items():
             found = quantise_weights(value, None, x_scale, y_scale)
             named |= {side: found.w.ravel(), f"{side}_shift": found.shift}
-        return self.named(node, named)
+        return self.add_constants(node, named)
 
     def _product_shift(self, node: Node) -> int:
         """The right shift of a product. Raises UnsupportedOperator (E205) if a left shift would be needed."""
@@ -353,11 +353,11 @@ class IntegerBuilder(GraphBuilder):
 
     def layer(self, node: Node, w: Array, bias: Array, shift: Array) -> tuple[str, ...]:
         """The names of new constants of a convolution."""
-        names = self.named(node, {"w": w, "bias": bias, "shift": shift})
+        names = self.add_constants(node, {"w": w, "bias": bias, "shift": shift})
         self.sources[names[0]] = node.output
         return names
 
-    def named(self, node: Node, values: Mapping[str, Array]) -> tuple[str, ...]:
+    def add_constants(self, node: Node, values: Mapping[str, Array]) -> tuple[str, ...]:
         """The names of a node's new constants."""
         stem = self.own(node.output)
         return tuple(self.constant(f"{stem}/{key}", value) for key, value in values.items())

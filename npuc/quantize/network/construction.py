@@ -206,7 +206,7 @@ class LayerWeights:
         """The sum of each output channel's weights, (Co,) int64."""
         return self.w.astype(np.int64).reshape(len(self.w), -1).sum(axis=1)
 
-    def rounded(self, bias: Array) -> Array:
+    def round_bias(self, bias: Array) -> Array:
         """The nearest bias that the layer can represent."""
         wanted = np.rint(bias / self.grain).clip(-(self.most // self.grain), self.most // self.grain)
         return wanted.astype(np.int64) * self.grain

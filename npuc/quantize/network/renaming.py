@@ -13,7 +13,7 @@ from npuc.quantize.network.construction import Quantised
 V = TypeVar("V")
 
 
-def renamed(
+def rename_tensors(
     graph: Graph, nodes: Iterable[Node], names: Mapping[str, str], constants: Mapping[str, Array]
 ) -> Graph:
     """The graph with these nodes and constants, and the inputs and outputs of `graph`; names: new ones by old."""
@@ -47,7 +47,7 @@ def integers_renamed(graph: Graph, quantised: Quantised, names: Mapping[str, str
     nodes = [replace(node, name=_old(graph, names, node.name)) for node in integer.nodes]
     constants = {new.get(name, name): value for name, value in integer.constants.items()}
     return Quantised(
-        renamed(integer, nodes, new, constants),
+        rename_tensors(integer, nodes, new, constants),
         _by_new(quantised.scales, new),
         {name: names.get(tensor, tensor) for name, tensor in _by_new(quantised.floats, new).items()},
         _by_new(quantised.zeros, new),

@@ -39,7 +39,7 @@ def least_cost(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
     cost: equally many for every name. bounds: satisfied if all numbers are equal. If names have more neighbours
     than a table allows, the search covers numbers near the last result and repeats until nothing changes.
     """
-    chosen, before = _allowed(cost, bounds), None
+    chosen, before = _raise_to_bounds(cost, bounds), None
     if not bounds:
         return chosen
     order, width = _order(tuple(cost), tuple(bounds))
@@ -47,7 +47,7 @@ def least_cost(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
     while chosen != before:
         before = chosen
         window = {name: _near(chosen[name], reach, len(values)) for name, values in cost.items()}
-        chosen = _eliminated({name: cost[name][window[name]] for name in cost}, window, bounds, order)
+        chosen = _eliminate({name: cost[name][window[name]] for name in cost}, window, bounds, order)
         if all(len(window[name]) == len(values) for name, values in cost.items()):
             break
     return chosen
@@ -78,7 +78,7 @@ def _order(names: tuple[str, ...], bounds: Bounds) -> tuple[list[str], int]:
     return order, width
 
 
-def _allowed(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
+def _raise_to_bounds(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
     """The best number of each name alone, raised as far as the bounds require."""
     chosen = {name: int(np.argmin(values)) for name, values in cost.items()}
     for _ in cost:
@@ -101,7 +101,7 @@ class _Table:
         return moved[tuple(slice(None) if name in self.names else None for name in names)]
 
 
-def _eliminated(
+def _eliminate(
     cost: Mapping[str, Array], numbers: Mapping[str, range], bounds: Bounds, order: Sequence[str]
 ) -> dict[str, int]:
     """The best number of each name in its range; `cost` covers that range."""

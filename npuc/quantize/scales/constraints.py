@@ -157,10 +157,10 @@ def constraints_of(
 
 def _of_one_tensor(graph: Graph, node: Node) -> bool:
     """Whether both operands of a sum are one tensor or what a ReLU makes of it, which has the same scale."""
-    return len({_limited(graph, name) for name in node.inputs}) == 1
+    return len({_before_relu(graph, name) for name in node.inputs}) == 1
 
 
-def _limited(graph: Graph, name: str) -> str:
+def _before_relu(graph: Graph, name: str) -> str:
     """The tensor whose elements a ReLU, if any, has limited to this one."""
     producer = graph.producers.get(name)
     return producer.inputs[0] if producer is not None and is_relu(producer) else name

@@ -26,7 +26,7 @@ def with_exact_factors(
 
     given: scales that stay. From the last sum to the first, as the result of one may be the operand of another.
     """
-    found, fixed = dict(scales), _determined(constraints)
+    found, fixed = dict(scales), _dependent_tensors(constraints)
     for *operands, result in reversed(constraints.sums):
         known = {**given, **found}
         first, second = (known[name] / known[result] for name in operands)
@@ -41,7 +41,7 @@ def with_exact_factors(
     return found
 
 
-def _determined(constraints: ScaleConstraints) -> set[str]:
+def _dependent_tensors(constraints: ScaleConstraints) -> set[str]:
     """The tensors whose scales depend on others or have limits."""
     pairs = (*constraints.equal, *((ratio.coarse, ratio.fine) for ratio in constraints.ratios))
     tied = {name for pair in pairs for name in pair}

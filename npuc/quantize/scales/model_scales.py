@@ -85,7 +85,7 @@ def given_steps(
         if node.op != "QuantizeLinear" and node.output in class_of:
             computed.setdefault(class_of[node.output], []).append(steps)
     found.update({leader: covering(several) for leader, several in computed.items()})
-    found.update(_tabled(graph, class_of, table, found))
+    found.update(_table_steps(graph, class_of, table, found))
     for node in graph.nodes:
         steps = _handed_on(node, found.get(class_of.get(node.inputs[0], "")))
         if steps is not None and node.output in class_of:
@@ -100,7 +100,7 @@ def given_steps(
     return {name: found[leader] for name, leader in class_of.items() if leader in found}
 
 
-def _tabled(
+def _table_steps(
     graph: Graph, class_of: Mapping[str, str], table: Mapping[str, Steps], found: Mapping[str, Steps]
 ) -> dict[str, Steps]:
     """The steps of a table by class of tensors. found: those that the model gives."""

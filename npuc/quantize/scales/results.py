@@ -46,7 +46,7 @@ def node_histograms(
     return found
 
 
-def calibrated(
+def calibrate(
     find: HistogramSource,
     graph: Graph,
     samples: Samples,

@@ -22,7 +22,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX, PADS, SELECTS
 from npuc.ops.windows import AVERAGES
 from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary, domains
-from npuc.quantize.calibration.histograms import EMPTY, Histogram, computed
+from npuc.quantize.calibration.histograms import EMPTY, Histogram, tensor_values
 from npuc.quantize.scales.assignment import next_power
 from npuc.quantize.scales.constraints import WEIGHTED, data_inputs, floors, largest_weight
 from npuc.quantize.scales.model_scales import Steps, source_input
@@ -88,7 +88,7 @@ def offset_inputs(
     sources = {name: source_input(graph, name) for name in {node.inputs[0] for node in nodes if node.op == "Conv"}}
     found: dict[str, Steps] = {}
     for name, source in sources.items():
-        if source is None or not _taken(graph, name, integer, zero_points, anyway=anyway):
+        if source is None or not _accepts_zero(graph, name, integer, zero_points, anyway=anyway):
             continue
         values = [feed[source] for feed in feeds]
         least, largest = min(float(each.min()) for each in values), max(float(each.max()) for each in values)
@@ -121,7 +121,7 @@ def offset_results(
         if (
             limited
             and name in known
-            and _taken(graph, name, integer, zero_points, anyway=anyway)
+            and _accepts_zero(graph, name, integer, zero_points, anyway=anyway)
             and known[name].largest
         ):
             limit = MAX(node) / LEVELS
@@ -145,7 +145,7 @@ FINEST = 64
 """Weights have 8 bits, and finer steps would only resolve the error of the input."""
 
 
-def _taken(graph: Graph, name: str, integer: set[Node], zero_points: ZeroPoints, *, anyway: bool) -> bool:
+def _accepts_zero(graph: Graph, name: str, integer: set[Node], zero_points: ZeroPoints, *, anyway: bool) -> bool:
     """Whether all readers of a tensor are integer nodes that accept a zero point."""
     readers = graph.readers[name]
     fits = all(
@@ -202,7 +202,7 @@ def one_sided(
 def _sides(graph: Graph, feeds: Sequence[Mapping[str, Array]], keys: Sequence[tuple[str, Span | None]]) -> Sides:
     """The histograms of these tensors on both sides of 0, their values limited."""
     below, above = dict.fromkeys(keys, EMPTY), dict.fromkeys(keys, EMPTY)
-    for values in computed(graph, feeds, [name for name, _ in keys]) if keys else ():
+    for values in tensor_values(graph, feeds, [name for name, _ in keys]) if keys else ():
         for key in keys:
             name, limits = key
             within = values[name] if limits is None else np.clip(values[name], *limits)

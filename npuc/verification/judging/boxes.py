@@ -23,11 +23,11 @@ class Boxes:
     def __len__(self) -> int:
         return len(self.corners)
 
-    def taken(self, which: Array) -> Boxes:
+    def select(self, which: Array) -> Boxes:
         """A selection of the boxes, by index or mask."""
         return Boxes(self.corners[which], self.scores[which], self.classes[which])
 
-    def scaled(self, width: float, height: float) -> Boxes:
+    def scale(self, width: float, height: float) -> Boxes:
         """The boxes with their coordinates scaled."""
         return Boxes(self.corners * (width, height, width, height), self.scores, self.classes)
 
@@ -46,7 +46,7 @@ def overlaps(first: Array, second: Array) -> Array:
     return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
 
 
-def suppressed(boxes: Boxes, most_overlap: float) -> Boxes:
+def suppress_overlaps(boxes: Boxes, most_overlap: float) -> Boxes:
     """The boxes left by non-maximum suppression: of two of a class that overlap more, the higher score stays."""
     left = np.ones(len(boxes), bool)
     for at in range(len(boxes)):
@@ -54,10 +54,10 @@ def suppressed(boxes: Boxes, most_overlap: float) -> Boxes:
             rest = np.flatnonzero(left[at + 1 :] & (boxes.classes[at + 1 :] == boxes.classes[at])) + at + 1
             over = overlaps(boxes.corners[at : at + 1], boxes.corners[rest])[0]
             left[rest[over > most_overlap]] = False
-    return boxes.taken(left)
+    return boxes.select(left)
 
 
-def matched(found: Boxes, wanted: Boxes) -> Array:
+def match_boxes(found: Boxes, wanted: Boxes) -> Array:
     """The index of the true box that each detection matches, -1 for none: (detections,) int64.
 
     A detection is compared with the box of its class that it overlaps most. It matches if the overlap is
@@ -145,7 +145,7 @@ class DecodedBoxes:
     """Whether every row of probabilities sums to one, in pair layout with two or more columns."""
 
 
-def decoded(outputs: Outputs, decoding: Decoding) -> DecodedBoxes:
+def decode_boxes(outputs: Outputs, decoding: Decoding) -> DecodedBoxes:
     """The boxes of one sample: the best class of each, if it reaches the score threshold, after suppression.
 
     Corners are in the model's own units. Raises DataError (E402) for values that are not finite.
@@ -162,8 +162,8 @@ def decoded(outputs: Outputs, decoding: Decoding) -> DecodedBoxes:
     order = np.argsort(-best, kind="stable")[:CANDIDATES]
     order = order[best[order] >= decoding.score_threshold]
     corners = _corners(places[order], decoding.box_format)
-    left = suppressed(Boxes(corners, best[order], scores[order].argmax(axis=1)), decoding.nms_iou)
-    return DecodedBoxes(left.taken(np.arange(min(len(left), MOST))), low, high, bool(sums))
+    left = suppress_overlaps(Boxes(corners, best[order], scores[order].argmax(axis=1)), decoding.nms_iou)
+    return DecodedBoxes(left.select(np.arange(min(len(left), MOST))), low, high, bool(sums))
 
 
 def _parts(outputs: Outputs, decoding: Decoding) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ from npuc.verification.judging.boxes import Decoding
 from npuc.verification.judging.detections import Detections
 from npuc.verification.judging.metric import Metric
 from npuc.verification.judging.sequences import Sequences
-from npuc.verification.judging.values import Classes, Own, Values, loaded
+from npuc.verification.judging.values import Classes, Own, Values, load_function
 
 METRICS = ("top1", "detections", "ctc", "regression")
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
@@ -54,20 +54,20 @@ class Asked:
         return (file, function) if colon and file.endswith(".py") and function.isidentifier() else None
 
 
-def chosen(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, str, Array | None]:
+def choose_metric(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, str, Array | None]:
     """The metric, the reason for choosing it, and the labels that it uses, if any.
 
     Raises DataError (E401, E402) if the shapes are ambiguous or do not fit the options.
     """
     if asked.own is not None:
         truths = _truths(samples)
-        loaded(*asked.own)
+        load_function(*asked.own)
         return (
             Own(tuple(port.name for port in program.outputs), truths is not None, *asked.own),
             "--metric",
             truths,
         )
-    name, why = (asked.metric, "--metric") if asked.metric else _recognised(program, samples)
+    name, why = (asked.metric, "--metric") if asked.metric else _recognise(program, samples)
     if name == "top1":
         return _classes(program, samples), why, samples.labels
     truths = _truths(samples)
@@ -98,7 +98,7 @@ def reading(program: Program) -> Classes | Detections | Sequences | None:
         found = _detections(program, certain=True)
         assert isinstance(found, Detections)
         return found
-    match _squeezed(first.shape) if len(program.outputs) == 1 else ():
+    match _squeeze(first.shape) if len(program.outputs) == 1 else ():
         case (classes,):
             return Classes(first.name, classes)
         case (steps, classes):
@@ -107,23 +107,23 @@ def reading(program: Program) -> Classes | Detections | Sequences | None:
             return None
 
 
-def _recognised(program: Program, samples: Samples) -> tuple[str, str]:
+def _recognise(program: Program, samples: Samples) -> tuple[str, str]:
     first = program.outputs[0]
     if samples.labels is not None and prod(first.shape) != 1:
         return "top1", "the labels are one class a sample"
-    steps = len(program.outputs) == 1 and len(_squeezed(first.shape)) == 2
+    steps = len(program.outputs) == 1 and len(_squeeze(first.shape)) == 2
     if steps and _are_sequences(samples.truth):
         return "ctc", f"one output of {_text(first)}: steps and classes; a sequence of labels a sample"
     layout = _layout(program)
     if layout is not None:
         return "detections", layout[1]
-    if samples.truth is not None and _squeezed(samples.truth.shape[1:]) == _squeezed(first.shape):
+    if samples.truth is not None and _squeeze(samples.truth.shape[1:]) == _squeeze(first.shape):
         return "regression", "the labels have the shape of the first output"
     if steps:
         return "ctc", f"one output of {_text(first)}: steps and classes"
     if prod(first.shape) == 1:
         return "regression", "the first output is one value"
-    if len(_squeezed(first.shape)) == 1:
+    if len(_squeeze(first.shape)) == 1:
         raise _without_labels(samples)
     shapes = ", ".join(f"'{port.name}' {_text(port)}" for port in program.outputs)
     told = "" if samples.truth is None else f", labels {list(samples.truth.shape)}"
@@ -146,7 +146,7 @@ def _text(port: Port) -> str:
     return f"({', '.join(map(str, port.shape))})"
 
 
-def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+def _squeeze(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(extent for extent in shape if extent != 1)
 
 
@@ -231,7 +231,7 @@ def _detections(program: Program, *, certain: bool) -> Metric:
 
 def _sequences(program: Program, *, certain: bool) -> Metric:
     port = _numbers(program.outputs[0])
-    shape = _squeezed(port.shape)
+    shape = _squeeze(port.shape)
     if len(shape) != 2:
         raise _misfit(port, "steps and classes: two axes longer than 1")
     steps, classes = shape

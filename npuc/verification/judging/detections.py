@@ -18,10 +18,10 @@ from npuc.verification.judging.boxes import (
     DecodedBoxes,
     Decoding,
     average_precision,
-    decoded,
-    matched,
+    decode_boxes,
+    match_boxes,
 )
-from npuc.verification.judging.metric import FP32, Outputs, Truth, estimated, ratio
+from npuc.verification.judging.metric import FP32, Outputs, Truth, estimate, ratio
 
 UNIT = 2.0
 """Coordinates that are all below this are fractions of the image: in pixels the boxes would be tiny."""
@@ -44,7 +44,7 @@ class Detections:
 
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> DecodedBoxes:  # noqa: ARG002
         """The detections of the sample, in the model's own units."""
-        return decoded(outputs, self.decoding)
+        return decode_boxes(outputs, self.decoding)
 
     def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:
         """The figures by computation; intervals by the bootstrap over samples."""
@@ -73,7 +73,7 @@ class Detections:
 
     def _pixels(self, boxes: Boxes, unit: bool) -> Boxes:
         height, width = self.image if self.image is not None and unit else (1, 1)
-        return boxes.scaled(width, height)
+        return boxes.scale(width, height)
 
     def _expect_inside(self, exact: Sequence[Boxes], *, unit: bool) -> None:
         """Raises DataError (E402) if too few of fp32's boxes touch the image."""
@@ -166,7 +166,7 @@ class Matches:
     @classmethod
     def of(cls, found: Sequence[Boxes], wanted: Sequence[Boxes]) -> Matches:
         """Matches sample by sample. A box's error is the mean distance of its coordinates from the true ones."""
-        pairs = [matched(*each) for each in zip(found, wanted, strict=True)]
+        pairs = [match_boxes(*each) for each in zip(found, wanted, strict=True)]
         apart = [
             float(np.abs(each.corners[pair >= 0] - true.corners[pair[pair >= 0]]).mean(axis=1).sum())
             for each, true, pair in zip(found, wanted, pairs, strict=True)
@@ -214,7 +214,7 @@ def _row(precise: Matches, reference: Matches, near: Matches, *, in_pixels: bool
         return np.stack([precision, difference, *near.recall(weights)], axis=1)
 
     row: dict[str, Any] = {}
-    for name, (value, ends) in zip(NAMES, estimated(of, len(near.hits)), strict=True):
+    for name, (value, ends) in zip(NAMES, estimate(of, len(near.hits)), strict=True):
         key = "interval" if name == "map50" else f"{name}_interval"
         row |= {name: value, key: None if ends is None else list(ends)}
     if not in_pixels:

@@ -92,7 +92,7 @@ Statistic = Callable[[Array], Array]
 (drawings, values); NaN if a value is undefined."""
 
 
-def estimated(statistic: Statistic, samples: int) -> list[tuple[float | None, Interval | None]]:
+def estimate(statistic: Statistic, samples: int) -> list[tuple[float | None, Interval | None]]:
     """Each value of a statistic with its 95 % confidence interval: bootstrap percentiles over resampled samples.
 
     The drawings are the same in every call with the same number of samples, so differences between two

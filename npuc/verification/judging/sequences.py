@@ -11,7 +11,7 @@ from npuc.errors import DataError
 from npuc.flag import OWN_METRIC
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.verification.judging.metric import FP32, Outputs, Truth, estimated, finite, interval, ratio
+from npuc.verification.judging.metric import FP32, Outputs, Truth, estimate, finite, interval, ratio
 
 SURE = 1e-2
 """How far from 1 the probabilities of a step may sum."""
@@ -142,7 +142,7 @@ def _row(errors: Array, exact: Array, lengths: Array) -> dict[str, Any]:
     def of(weights: Array) -> Array:
         return ratio(weights @ np.stack([errors, errors - exact], axis=1), (weights @ lengths)[:, None])
 
-    (cer, own), (difference, apart) = estimated(of, len(errors))
+    (cer, own), (difference, apart) = estimate(of, len(errors))
     right = int((errors == 0).sum())
     return {
         "cer": cer,

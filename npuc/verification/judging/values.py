@@ -16,7 +16,7 @@ from npuc.verification.judging.metric import (
     FP32,
     Outputs,
     Truth,
-    estimated,
+    estimate,
     finite,
     interval,
     paired_difference,
@@ -108,7 +108,7 @@ def _figures(found: Array, exact: Array) -> dict[str, Any]:
         return np.stack([_pearson(total), l1, l1 - own], axis=1)
 
     row: dict[str, Any] = {}
-    for name, (value, ends) in zip(("pearson", "l1", "difference"), estimated(of, len(found)), strict=True):
+    for name, (value, ends) in zip(("pearson", "l1", "difference"), estimate(of, len(found)), strict=True):
         row |= {name: value, f"{name}_interval": None if ends is None else list(ends)}
     return row
 
@@ -141,7 +141,7 @@ class Own:
 
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> float:
         """The function's number. Raises DataError (E402) if it fails, or returns anything else."""
-        function = loaded(self.file, self.function)
+        function = load_function(self.file, self.function)
         try:
             found = float(function(dict(outputs), truth if self.labelled else dict(exact)))
         except Exception as error:  # the user's code may raise anything
@@ -160,7 +160,7 @@ def _row(found: Array, exact: Array) -> dict[str, Any]:
         means = [weights @ each / weights.sum(axis=1) for each in (found, found - exact)]
         return np.stack(means, axis=1)
 
-    (mean, ends), (difference, apart) = estimated(of, len(found))
+    (mean, ends), (difference, apart) = estimate(of, len(found))
     return {
         "mean": mean,
         "interval": None if ends is None else list(ends),
@@ -170,7 +170,7 @@ def _row(found: Array, exact: Array) -> dict[str, Any]:
 
 
 @cache
-def loaded(file: str, function: str) -> Callable[..., Any]:
+def load_function(file: str, function: str) -> Callable[..., Any]:
     """The function of a Python file. Raises DataError (E402) if there is none, or the file does not run."""
     try:
         found = runpy.run_path(file).get(function)

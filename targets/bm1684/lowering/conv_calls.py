@@ -13,7 +13,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array, Node
-from npuc.ops import given
+from npuc.ops import has_input
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import activation
@@ -50,7 +50,7 @@ def form_of(lo: Lowering, node: Node, *, add: bool) -> ConvForm:
     weights = lo.graph.constant(node.inputs[1])
     if weights is None:
         raise lo.refusal(f"the weights '{node.inputs[1]}' are computed at run time")
-    biased = given(node, 2)
+    biased = has_input(node, 2)
     bias = lo.graph.constant(node.inputs[2]) if biased else None
     if biased and bias is None:
         raise lo.refusal(f"the bias '{node.inputs[2]}' is computed at run time")

@@ -12,7 +12,7 @@ from math import gcd, prod
 import numpy as np
 
 from npuc.ir import Node
-from npuc.ops import given
+from npuc.ops import has_input
 from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
@@ -283,7 +283,7 @@ def conv_transpose(lo: Lowering, node: Node) -> None:
     weights = lo.graph.constant(node.inputs[1])
     if weights is None:
         raise lo.refusal(f"the weights '{node.inputs[1]}' are computed at run time")
-    bias = lo.graph.constant(node.inputs[2]) if given(node, 2) else None
+    bias = lo.graph.constant(node.inputs[2]) if has_input(node, 2) else None
     w, x = window_of(node, weights.shape[2:]), lo.local(node.inputs[0])
     before = [reach - 1 - begin for reach, begin in zip(w.reach, w.begins, strict=True)]
     if min(before) < 0:

@@ -8,7 +8,7 @@ from math import inf, pi, sqrt
 import numpy as np
 
 from npuc.ir import Node
-from npuc.ops import given
+from npuc.ops import has_input
 from npuc.ops.attributes import (
     APPROXIMATE,
     DTYPE,
@@ -261,7 +261,7 @@ def dequantize_linear(lo: Lowering, node: Node) -> None:
 
 def _quantisation(lo: Lowering, node: Node, dtype: str) -> tuple[float, int, str]:
     scale = lo.graph.constants[node.inputs[1]]
-    zero = lo.graph.constants[node.inputs[2]] if given(node, 2) else np.zeros(1, dtype)
+    zero = lo.graph.constants[node.inputs[2]] if has_input(node, 2) else np.zeros(1, dtype)
     return float(scale.flat[0]), int(zero.flat[0]), dtype
 
 

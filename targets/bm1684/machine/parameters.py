@@ -10,7 +10,7 @@ from typing import Any
 
 from npuc.frozen import frozen
 from npuc.storage import records
-from npuc.storage.records import bad_machine, described
+from npuc.storage.records import bad_machine, build_machine
 
 PAGE = "bm1684.md"
 """A page of docs/."""
@@ -75,7 +75,7 @@ class Machine:
     @classmethod
     def of(cls, values: dict[str, Any], origin: str) -> Machine:
         """A machine from names and values. Raises DoesNotFit (E305) for invalid ones."""
-        machine = described(cls, values, origin, PAGE)
+        machine = build_machine(cls, values, origin, PAGE)
         if machine.local_bytes % (128 * machine.banks):
             sizes = f"local_bytes = {machine.local_bytes} in {machine.banks} banks"
             raise bad_machine(origin, sizes, "every bank a multiple of 128 bytes", PAGE)

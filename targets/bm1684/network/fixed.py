@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from npuc.conditions.constraints import SPLIT, Support, finite_constants, refused, violation
+from npuc.conditions.constraints import SPLIT, Support, finite_constants, refuse, violation
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import (
@@ -33,7 +33,7 @@ from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_weights
 from npuc.quantize.scales.constraints import integer_nodes
 from npuc.quantize.scales.model_scales import only_of_inputs
-from npuc.quantize.scales.results import calibrated
+from npuc.quantize.scales.results import calibrate
 from npuc.quantize.scales.zero_points import ZeroPoints
 from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
@@ -232,7 +232,7 @@ def refusal(graph: Graph, node: Node) -> Problem | None:
     row = OPERATORS.get(node.op)
     if row is None:
         limit = ", ".join(OPERATORS)
-        return refused(node, "there is no such layer of 8 bits", limit=limit, remedy=REMEDY)
+        return refuse(node, "there is no such layer of 8 bits", limit=limit, remedy=REMEDY)
     remedy = REMEDY if refused_in_floats(graph, node) is None else OTHERWISE.format("")
     return violation(graph, node, (floats, elements, *row.constraints), remedy, {within_extents: SPLIT})
 
@@ -258,7 +258,7 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetw
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = integer(graph)
     table = expect_machine(options.scales_in, zeros=(0, UNSIGNED_ZERO))
-    given, found = calibrated(find, graph, samples, nodes, table)
+    given, found = calibrate(find, graph, samples, nodes, table)
     one = options.one_scale
     recipe = Recipe(
         integer, quantise, ONE_SHIFT, UNSIGNED, equalises=not one, one_step=True, histograms=find, given=given

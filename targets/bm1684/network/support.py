@@ -20,7 +20,7 @@ from npuc.conditions.constraints import (
 )
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
-from npuc.ops import given
+from npuc.ops import has_input
 from npuc.ops.attributes import AXES, AXIS, DILATIONS, KERNEL_SHAPE, LRN_BETA, SCALES
 from npuc.ops.windows import window_of
 from npuc.targets.bm1684.lowering.context import SEE_OPERATORS
@@ -47,7 +47,7 @@ def images(graph: Graph, node: Node) -> str | None:
 
 def within_windows(graph: Graph, node: Node) -> str | None:
     """Padding is at most 15, the stride at most 15, the dilation at most 16."""
-    kernel = graph.shape(node.inputs[1])[2:] if given(node, 1) else (KERNEL_SHAPE(node) or (1, 1))
+    kernel = graph.shape(node.inputs[1])[2:] if has_input(node, 1) else (KERNEL_SHAPE(node) or (1, 1))
     window = window_of(node, kernel)
     if max(*window.begins, *window.ends) > MOST_PADDING:
         return f"pads are {[*window.begins, *window.ends]}"
@@ -81,7 +81,7 @@ def matrices(graph: Graph, node: Node) -> str | None:
 
 def bias_per_column(graph: Graph, node: Node) -> str | None:
     """The bias has one number per column, or one."""
-    if not given(node, 2):
+    if not has_input(node, 2):
         return None
     shape, columns = graph.shape(node.inputs[2]), graph.shape(node.output)[-1]
     size = graph.tensors[node.inputs[2]].size

@@ -15,7 +15,7 @@ from npuc.frozen import frozen
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Port, Program
-from npuc.storage.records import damaged, read, recorded
+from npuc.storage.records import damage_error, read, recorded_machine
 from npuc.targets.bm1684.lowering.kernel import Call
 from npuc.targets.bm1684.machine.local_memory import ceil_div, from_4n_mode, to_4n_mode
 from npuc.targets.bm1684.machine.parameters import ADDRESSES, SYSTEM_BYTES, Machine
@@ -173,7 +173,7 @@ class Contents:
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
         """Reads a manifest. Raises ArtefactError (E502) for a damaged one."""
-        machine = recorded(manifest, Machine.of)
+        machine = recorded_machine(manifest, Machine.of)
         regions = read(tuple[MemoryRegion, ...], manifest.get("regions"), "regions")
         placements = read(tuple[KernelPort, ...], manifest.get("placements"), "placements")
         steps = read(tuple[HostStep, ...], manifest.get("steps"), "steps")
@@ -187,27 +187,27 @@ class Contents:
         names = [self.kernel, *(region.name for region in self.regions)]
         wrong = [name for name in names if not IDENTIFIER.fullmatch(name)]
         if wrong or len(set(names)) < len(names):
-            raise damaged(f"{(wrong or names)[0]!r} cannot name a region or the kernel")
+            raise damage_error(f"{(wrong or names)[0]!r} cannot name a region or the kernel")
         if any(region.bytes < 0 for region in self.regions):
-            raise damaged("a region has a negative size")
+            raise damage_error("a region has a negative size")
         size = sum(region.bytes for region in self.regions)
         if size > SYSTEM_BYTES:
-            raise damaged(f"its regions take {size} bytes, of {SYSTEM_BYTES}")
+            raise damage_error(f"its regions take {size} bytes, of {SYSTEM_BYTES}")
 
     def _check_ports(self, direction: str, ports: Sequence[Port]) -> None:
         """Checks that every input or output of the network is placed, and within its region."""
         sizes = {region.name: region.bytes for region in self.regions}
         placed = [each for each in self.placements if each.direction == direction]
         if any(each.dtype not in DTYPES or not each.shape for each in placed if self.fixed):
-            raise damaged(f"an {direction} is of no type that there is")
+            raise damage_error(f"an {direction} is of no type that there is")
         if not self.steps and sorted((each.tensor, each.shape) for each in placed) != sorted(
             (each.name, each.shape) for each in ports
         ):
-            raise damaged(f"its {direction}s are not those that it places")
+            raise damage_error(f"its {direction}s are not those that it places")
         for each in placed:
             fits = min(each.shape, default=1) >= 1 and each.address >= 0
             if not fits or each.address + each.bytes > sizes.get(each.region, 0):
-                raise damaged(f"'{each.tensor}' does not lie in region '{each.region}'")
+                raise damage_error(f"'{each.tensor}' does not lie in region '{each.region}'")
 
     @property
     def places(self) -> list[str]:
@@ -222,9 +222,9 @@ class Contents:
             fits = each.dtype in DTYPES and (each.shape or each.dtype == "float32")
             extents = (*each.shape, *each.local_shape)
             if min(each.layer, each.npu, each.offset) < 0 or min(extents) < 1 or not fits:
-                raise damaged(f"'{each.tensor}' is no tensor")
+                raise damage_error(f"'{each.tensor}' is no tensor")
             if ELEMENT * prod(each.words) > ADDRESSES:
-                raise damaged(f"'{each.tensor}' lies in no local memory")
+                raise damage_error(f"'{each.tensor}' lies in no local memory")
         return found
 
     @staticmethod
@@ -232,7 +232,7 @@ class Contents:
         """The buffers in local memory, for so many regions. Raises ArtefactError (E502) for a damaged manifest."""
         found = read(tuple[Occupied, ...], manifest.get("buffers"), "buffers")
         if not all(0 <= each.first <= each.last < regions and 0 <= each.start <= each.end for each in found):
-            raise damaged("a buffer is occupied in regions that there are not")
+            raise damage_error("a buffer is occupied in regions that there are not")
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def layers_of(program: Program) -> tuple[Computed, ...]:
     found = read(tuple[Computed, ...], program.manifest.get("layers"), "layers")
     count = len(table_of(program).layers)
     if len(found) != count:
-        raise damaged(f"it names {len(found)} layers, the table has {count}")
+        raise damage_error(f"it names {len(found)} layers, the table has {count}")
     return found
 
 
@@ -274,7 +274,7 @@ def instructions(program: Program) -> tuple[Instruction, ...]:
     regions = (region for layer in table_of(program).layers for region in layer)
     calls = [(number, call) for number, region in enumerate(regions) for call in region.calls]
     if len(calls) != len(notes):
-        raise damaged(f"it says of {len(notes)} calls what they are for, the table has {len(calls)}")
+        raise damage_error(f"it says of {len(notes)} calls what they are for, the table has {len(calls)}")
     return tuple(
         Instruction(index, call, region, note.nodes, note.tensor, note.cycles)
         for index, ((region, call), note) in enumerate(zip(calls, notes, strict=True))

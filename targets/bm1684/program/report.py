@@ -8,7 +8,7 @@ from itertools import groupby
 from math import ceil, prod
 from typing import Any
 
-from npuc.host.step import HostStep, reported
+from npuc.host.step import HostStep, report_steps
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import FUSED_INPUT
 from npuc.ops.products import macs
@@ -258,7 +258,7 @@ def summary(
             "local": memory_use(kernel.peak, machine.local_bytes, lower_bound(lowered)),
             "system": memory_use(taken, None, taken - lowered.scratch_bytes),
         },
-        "host_steps": reported(system.steps),
+        "host_steps": report_steps(system.steps),
         "layers": layers(graph, kernel, machine, peak, moved),
     }
 

@@ -66,7 +66,7 @@ def quantise(
     demanded = constraints(graph, nodes, free, fixed)
     chosen = free_steps(graph, nodes, free, demanded, method, fixed)
     steps = {**without_negatives(graph, nodes, chosen, demanded), **fixed}
-    return _Builder(graph, nodes, filling(graph, nodes, steps, free, demanded, method), None, OPERATORS).built()
+    return _Builder(graph, nodes, filling(graph, nodes, steps, free, demanded, method), None, OPERATORS).build()
 
 
 class _Builder(IntegerBuilder):
@@ -108,7 +108,7 @@ class _Builder(IntegerBuilder):
         """The entries of a function for every integer; 0 where it is not defined."""
         x, y = self.steps(data_inputs(node)[0]), self.steps(node.output)
         values = np.nan_to_num(wanted_values(function, x.scale, y.scale, x.zero, y.zero), nan=y.zero)
-        return LOOKUP, {}, self.named(node, {"table": np.clip(np.rint(values), -128, 127).astype(np.int8)})
+        return LOOKUP, {}, self.add_constants(node, {"table": np.clip(np.rint(values), -128, 127).astype(np.int8)})
 
     def _multiplied(self, node: Node) -> IntegerForm:
         """Rescales an unsigned tensor to a signed one by a convolution: a sum of unsigned operands is unsigned."""

@@ -24,8 +24,8 @@ from npuc.frozen import frozen
 from npuc.host.step import HostStep, outputs_among
 from npuc.ir import Array
 from npuc.program import Program, count_of
-from npuc.storage.mapped import Content, contents_of, kept, pieces_of, place_of, release, size_of, view_of
-from npuc.storage.records import damaged
+from npuc.storage.mapped import Content, contents_of, keep, pieces_of, place_of, release, size_of, view_of
+from npuc.storage.records import damage_error
 from npuc.system import interrupts
 from npuc.system.budget import expect_simulable
 from npuc.target import Observer
@@ -93,7 +93,7 @@ class Runner:
         waiting = self._converted(self.contents.steps, tensors)
         wanted = [each.tensor for each in self.contents.placements if each.direction == "input"]
         if missing := sorted({*wanted} - tensors.keys()):
-            raise damaged("no step gives this input", tensor=missing[0])
+            raise damage_error("no step gives this input", tensor=missing[0])
         samples = [{name: tensors[name][index] for name in wanted} for index in range(count)]
         observation = self._observation() if observe is not None else None
         found = [self._sample(feed, observation) for feed in samples]
@@ -109,7 +109,7 @@ class Runner:
                     observe(name, values)
         tensors |= {name: np.stack([result[name] for result in results]) for name in results[0]}
         if self._converted(waiting, tensors):
-            raise damaged("no step gives an output")
+            raise damage_error("no step gives an output")
         return outputs_among(tensors, self.outputs)
 
     def _converted(self, steps: Sequence[HostStep], tensors: dict[str, Array]) -> list[HostStep]:
@@ -186,7 +186,7 @@ class Runner:
             if place.direction == "input":
                 shape = feed[place.tensor].shape
                 if shape != place.shape:
-                    raise damaged(f"'{place.tensor}' has the shape {list(shape)}")
+                    raise damage_error(f"'{place.tensor}' has the shape {list(shape)}")
                 self._bytes(memory, place)[:] = to_words(feed[place.tensor], place.dtype)
 
     def _run(self, image: Path, parts: Sequence[MappedPiece], observation: _Observation | None) -> int:
@@ -206,7 +206,7 @@ class Runner:
 def _mapped(content: Content) -> list[Array]:
     """The pieces of a content, in files that are mapped if they are heavy."""
     filled = (each for each in pieces_of(content) if size_of(each))
-    return [kept(np.frombuffer(each, np.uint8) if isinstance(each, bytes) else each) for each in filled]
+    return [keep(np.frombuffer(each, np.uint8) if isinstance(each, bytes) else each) for each in filled]
 
 
 SHOWN = "shown"

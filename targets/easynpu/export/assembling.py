@@ -18,7 +18,7 @@ from npuc.errors import ArtefactError, NpucError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.storage.files import decoded
+from npuc.storage.files import decode
 from npuc.targets.easynpu.export.recounting import recounted
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import listing as lines
@@ -209,7 +209,7 @@ def _expect_dumped(listed: Sequence[ListingLine], old: Sequence[Instruction]) ->
 
 def _lines(text: bytes) -> Iterator[ListingLine]:
     try:
-        source = decoded(text).split("\n")
+        source = decode(text).split("\n")
     except ValueError as error:
         raise ArtefactError("E504", str(error), remedy=REMEDY) from None
     for number, line in lines.statements(source):

@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from npuc.host import c_text
-from npuc.host.c_text import array, floating, listed, named, vectors
+from npuc.host.c_text import array, floating, initialiser, struct_initialiser, vectors
 from npuc.host.copies import Copy
 from npuc.ir import Array
 from npuc.program import Port, Program, canonical_json, count_of
@@ -41,7 +41,7 @@ def exported(program: Program, form: str) -> dict[str, bytes]:
         return {**_c_files(program), "map.json": _map(program, dict.fromkeys(program.files, "npuc_program.c"))}
     suffix = {"bin": "bin", "readmemh": "hex"}[form]
     names = {name: f"{Path(name).stem}.{suffix}" for name in program.files}
-    texts = {name: readmemh.written(data, WORD_BYTES) for name, data in program.files.items() if form != "bin"}
+    texts = {name: readmemh.image_text(data, WORD_BYTES) for name, data in program.files.items() if form != "bin"}
     images = {file: texts.get(name, program.files[name]) for name, file in names.items()}
     return {**images, "map.json": _map(program, names)}
 
@@ -107,7 +107,7 @@ def source(program: Program, found: DriverPlan) -> str:
         for number, each in enumerate(found.actions)
     ]
     steps = [
-        named(**{"segment" if isinstance(each, Segment) else "host": f"&step_{number}"})
+        struct_initialiser(**{"segment" if isinstance(each, Segment) else "host": f"&step_{number}"})
         for number, each in enumerate(found.actions)
     ]
     members: dict[str, Any] = {"inputs": "inputs", "input_count": len(program.inputs)}
@@ -126,7 +126,7 @@ def source(program: Program, found: DriverPlan) -> str:
             *actions,
             array("struct npuc_step", "steps", steps),
             array("struct npuc_requirement", "requirements", demands),
-            f"const struct npuc_program npuc_program = {named(**members)};\n",
+            f"const struct npuc_program npuc_program = {struct_initialiser(**members)};\n",
         ]
     )
 
@@ -155,14 +155,14 @@ def _requirements(program: Program) -> list[str]:
     machine = Contents.of(program.manifest).machine
     words = isa.bytes_to_words(program.files.get("itcm.bin", b""))
     found = requirements(machine, words)
-    rows = (listed([each.register, DEMANDS[each.demand], each.value]) for each in found)
+    rows = (initialiser([each.register, DEMANDS[each.demand], each.value]) for each in found)
     return [f"{row} {c_comment(REGISTERS[each.register])}" for row, each in zip(rows, found, strict=True)]
 
 
 def _words(data: bytes) -> list[str]:
     """Initialisers of the 16-byte words of an image."""
     pieces = (data[at : at + WORD_BYTES] for at in range(0, len(data), WORD_BYTES))
-    return [listed([listed(f"0x{byte:02x}" for byte in piece)]) for piece in pieces]
+    return [initialiser([initialiser(f"0x{byte:02x}" for byte in piece)]) for piece in pieces]
 
 
 def _border(role: str, ports: Sequence[Port], found: DriverPlan) -> str:
@@ -173,7 +173,7 @@ def _border(role: str, ports: Sequence[Port], found: DriverPlan) -> str:
         if port.shape
     ]
     rows = [
-        named(
+        struct_initialiser(
             name=c_string(port.name),
             type=f"NPUC_{port.dtype.upper()}",
             rank=len(port.shape),
@@ -198,8 +198,8 @@ def _buffers(program: Program, found: DriverPlan) -> list[str]:
     for where, ports in (("NPUC_INPUT", program.inputs), ("NPUC_OUTPUT", program.outputs)):
         places |= {port.name: (where, number, 0) for number, port in enumerate(ports)}
     numbers = {name: number for number, name in enumerate(found.types)}
-    rows = {name: listed(place) for name, place in places.items()}
-    rows |= {name: listed(["NPUC_CONSTANT", 0, f"constant_{numbers[name]}"]) for name in found.constants}
+    rows = {name: initialiser(place) for name, place in places.items()}
+    rows |= {name: initialiser(["NPUC_CONSTANT", 0, f"constant_{numbers[name]}"]) for name in found.constants}
     return [f"{rows[found.storage[name]]} {c_comment(name)}" for name in found.types]
 
 
@@ -215,21 +215,25 @@ def _segment(number: int, segment: Segment, tensors: Mapping[str, int]) -> str:
         if rows:
             members |= {f"{name}s": f"step_{number}_{name}s", f"{name}_count": len(rows)}
     parts = [array(kind, f"step_{number}_{name}s", rows) for name, (kind, rows) in tables.items()]
-    return "".join(parts) + f"static const struct npuc_segment step_{number} = {named(**members)};\n\n"
+    return (
+        "".join(parts) + f"static const struct npuc_segment step_{number} = {struct_initialiser(**members)};\n\n"
+    )
 
 
 def _image(load: ImageLoad) -> str:
-    return listed([f"NPUC_{load.memory.upper()}", load.address, f"{IMAGES[load.file]} + {load.start}", load.words])
+    return initialiser(
+        [f"NPUC_{load.memory.upper()}", load.address, f"{IMAGES[load.file]} + {load.start}", load.words]
+    )
 
 
 def _move(move: TensorMove, tensors: Mapping[str, int]) -> str:
     place = move.place
-    return named(
+    return struct_initialiser(
         tensor=tensors[move.tensor],
-        place=listed([f"NPUC_{place.memory.upper()}", place.base, place.row, place.pixel, place.group]),
-        whole=listed(move.map_shape),
-        start=listed(move.start),
-        size=listed([move.channels, move.height, move.width]),
+        place=initialiser([f"NPUC_{place.memory.upper()}", place.base, place.row, place.pixel, place.group]),
+        whole=initialiser(move.map_shape),
+        start=initialiser(move.start),
+        size=initialiser([move.channels, move.height, move.width]),
     )
 
 
@@ -245,18 +249,18 @@ def _host(number: int, each: HostCall, tensors: Mapping[str, int]) -> str:
         before = f"static const struct npuc_copy {name}_copy = {_copy(each.copy)};\n"
         members["copy"] = f"&{name}_copy"
     elif each.name == "npuc_lrn":
-        before = f"static const struct npuc_lrn {name}_lrn = {named(**numbers)};\n"
+        before = f"static const struct npuc_lrn {name}_lrn = {struct_initialiser(**numbers)};\n"
         members["lrn"] = f"&{name}_lrn"
     else:
         members |= numbers
     title = c_comment(f"{each.step.op} {each.step.node}")
-    return f"{title}\n{before}static const struct npuc_host {name} = {named(**members)};\n\n"
+    return f"{title}\n{before}static const struct npuc_host {name} = {struct_initialiser(**members)};\n\n"
 
 
 def _copy(copy: Copy) -> str:
-    axes = [listed([axis.extent, axis.source, axis.target]) for axis in copy.axes]
+    axes = [initialiser([axis.extent, axis.source, axis.target]) for axis in copy.axes]
     members: dict[str, Any] = {"bytes": copy.piece, "from": copy.source, "to": copy.target}
-    return named(**members, **({"axis": listed(axes)} if axes else {}))
+    return struct_initialiser(**members, **({"axis": initialiser(axes)} if axes else {}))
 
 
 def _figures(program: Program, found: DriverPlan) -> dict[str, str]:

@@ -23,7 +23,7 @@ from npuc.host.step import CONSTANT, HostStep, consistent
 from npuc.ir import Array, Node, TensorType
 from npuc.ops import OPS
 from npuc.program import Program
-from npuc.storage.records import damaged
+from npuc.storage.records import damage_error
 from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
 
 ALIGNMENT = 8
@@ -89,7 +89,7 @@ def plan(program: Program) -> DriverPlan:
             actions.append(step)
     for port in program.outputs:
         if types.get(port.name) != TensorType(port.shape, port.dtype):
-            raise damaged("no step gives it", tensor=port.name)
+            raise damage_error("no step gives it", tensor=port.name)
     operations_only = [each for each in actions if isinstance(each, HostCall)]
     constants = {each.source: _value(each.step) for each in operations_only if each.step.op == CONSTANT}
     outside = border | constants.keys()
@@ -134,7 +134,7 @@ def _expect(move: TensorMove, types: Mapping[str, TensorType]) -> None:
         0 <= part.start < part.stop <= extent for part, extent in zip(move.window[1:], extents, strict=True)
     )
     if found is None or found.dtype != "int8" or found.size != prod(move.shape) or not inside:
-        raise damaged(f"no tensor for {move}", tensor=move.tensor)
+        raise damage_error(f"no tensor for {move}", tensor=move.tensor)
 
 
 def _value(step: HostStep) -> Array:
@@ -260,7 +260,7 @@ def _result_types(step: HostStep, types: Mapping[str, TensorType]) -> Sequence[T
     if step.op in ("QuantizeLinear", "DequantizeLinear", FRAME):
         return [TensorType(x.shape, "float32" if step.op == "DequantizeLinear" else "int8")]
     node = Node(step.op, step.inputs, step.outputs, step.attrs, step.node)
-    found = OPS[step.op].typed(node, [TensorType(types[name].shape) for name in step.inputs])
+    found = OPS[step.op].output_types(node, [TensorType(types[name].shape) for name in step.inputs])
     return [each if each.dtype != "float32" else TensorType(each.shape, x.dtype) for each in found]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.storage import records
-from npuc.storage.records import DEMANDS, bad_machine, described
+from npuc.storage.records import DEMANDS, bad_machine, build_machine
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import Control, Halt, Instruction, Layer, Operand
 
@@ -76,7 +76,7 @@ class Machine:
     @classmethod
     def of(cls, values: dict[str, Any], origin: str) -> Machine:
         """A machine from names and values. Raises DoesNotFit (E305) for values that no EasyNPU can have."""
-        machine = described(cls, values, origin, PAGE)
+        machine = build_machine(cls, values, origin, PAGE)
         if machine.pes != 16:
             raise _bad(
                 origin, f"pes = {machine.pes}", "16: the instruction and the memory word are made for 16 PEs"

@@ -23,12 +23,12 @@ from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source, uniform
 from npuc.quantize.improvement.balance import without_data
 from npuc.quantize.improvement.levels import LEVELS
-from npuc.quantize.improvement.mixed import Host, mixed, without
+from npuc.quantize.improvement.mixed import Host, mix_precision, without
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_network, best_weights, teaches
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps, only_of_inputs
-from npuc.quantize.scales.results import calibrated, node_histograms
+from npuc.quantize.scales.results import calibrate, node_histograms
 from npuc.quantize.scales.zero_points import IN_BIASES
 from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
@@ -165,7 +165,7 @@ def _calibrated(
     factors: bool,
 ) -> tuple[Graph, dict[str, Steps], dict[str, Histogram]]:
     """The graph after the passes that depend on ranges, the scales that its model gives, other histograms."""
-    given, found = calibrated(find, graph, samples, integer(graph, machine), table)
+    given, found = calibrate(find, graph, samples, integer(graph, machine), table)
     copies = RescaleCoarseOperands(
         found,
         lambda each: integer(each, machine),
@@ -228,4 +228,4 @@ def network(
 
     if not options.mixed:
         return best(frozenset())
-    return mixed(graph, lambda host: drawn(host).quantised, best, samples)
+    return mix_precision(graph, lambda host: drawn(host).quantised, best, samples)

@@ -17,7 +17,7 @@ from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.host.step import HostStep, steps_of
 from npuc.ir import Array
-from npuc.storage.records import damaged, read, recorded
+from npuc.storage.records import damage_error, read, recorded_machine
 from npuc.targets.easynpu.machine.isa import MEMORIES, WORD_BYTES
 from npuc.targets.easynpu.machine.memory import Map, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -100,7 +100,7 @@ class TensorMove:
         """
         found = tensors.get(self.tensor)
         if found is None or found.dtype != np.int8 or found[0].size != prod(self.map_shape):
-            raise damaged(f"no tensor for {self}")
+            raise damage_error(f"no tensor for {self}")
         return found.reshape(len(found), *self.map_shape)
 
 
@@ -140,12 +140,12 @@ class Contents:
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
         """The contents of a manifest. Raises ArtefactError (E502) where npuc cannot have written it."""
-        machine = recorded(manifest, Machine.of)
+        machine = recorded_machine(manifest, Machine.of)
         steps = steps_of(manifest, Segment)
         for number, step in enumerate(steps):
             for each in (*step.images, *step.loads, *step.stores) if isinstance(step, Segment) else ():
                 if not each.possible:
-                    raise damaged(f"steps[{number}] has {each}")
+                    raise damage_error(f"steps[{number}] has {each}")
         table = read(tuple[Produced, ...], manifest.get("instructions"), "instructions")
         return cls(steps, _table(table), machine)
 
@@ -157,7 +157,7 @@ class Contents:
     def produced(self, number: int) -> Produced:
         """The origin of an instruction word. Raises ArtefactError (E502) where the manifest has none."""
         if number >= len(self.instructions):
-            raise damaged(f"instructions[{number}] is missing")
+            raise damage_error(f"instructions[{number}] is missing")
         return self.instructions[number]
 
 
@@ -171,5 +171,5 @@ def _table(entries: tuple[Produced, ...]) -> tuple[Produced, ...]:
         possible = 2 <= len(shape) <= 4 and shape[0] == 1 and min(shape) > 0 and prod(shape) <= LARGEST
         possible &= entry.unused_rows >= 0
         if not possible or shapes.setdefault(entry.tensor, shape) != shape:
-            raise damaged(f"instructions[{number}].shape is {list(shape)}", tensor=entry.tensor)
+            raise damage_error(f"instructions[{number}].shape is {list(shape)}", tensor=entry.tensor)
     return entries

@@ -32,7 +32,7 @@ from npuc.ops.attributes import (
 )
 from npuc.ops.products import macs
 from npuc.ops.windows import window_of
-from npuc.quantize.arithmetic.weights import bound
+from npuc.quantize.arithmetic.weights import node_bound
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.easynpu.layers.jobs import Stage
 from npuc.targets.easynpu.layers.nodes import POINTWISE, split_offsets
@@ -69,7 +69,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
     own = sum(macs(node, quantised.graph.tensors) for node in nodes.values())
     executed = sum(multiplied(stage.word) for _, each in parts for stage in each.placed.job.stages)
     errors = [ERROR_LSB(node) for node in nodes.values() if node.op == "IntTable"]
-    bounds = [found for node in nodes.values() if (found := bound(quantised.graph, node)) is not None]
+    bounds = [found for node in nodes.values() if (found := node_bound(quantised.graph, node)) is not None]
     result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
     return {
         "name": quantised.floats.get(result, result),
@@ -147,7 +147,7 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
         },
         "traffic_bytes": traffic["map_bytes"] + traffic["weight_bytes"],
         "host_traffic": {**traffic, **time(total["cycles"], traffic, machine)},
-        "host_steps": steps.reported(lowered.steps),
+        "host_steps": steps.report_steps(lowered.steps),
         "layers": rows,
     }
 

@@ -21,7 +21,7 @@ import numpy as np
 from npuc.ir import Array, Attr, Node
 from npuc.ops.accumulators import EXACT_FLOAT32, accumulator_bound
 from npuc.ops.attributes import KERNEL_SHAPE, PADDING, SIZE
-from npuc.ops.integer_onnx import DOUBLE, EVERY, FLOAT, as_float, looked_up, wide_sums, windowed
+from npuc.ops.integer_onnx import DOUBLE, EVERY, FLOAT, as_float, looked_up, pad_window, wide_sums
 from npuc.targets.nvdla.arithmetic.integer import (
     ALU,
     DATA_TRANSFORM,
@@ -145,7 +145,7 @@ def _bias(node: Node, emit: OnnxEmitter, bound: int) -> Array | None:
 
 def _summed(node: Node, emit: OnnxEmitter, w: Array, bound: int, bias: Array | None) -> str:
     """The sums of a convolution in double, none above the bound."""
-    x, attrs = windowed(node, emit, w)
+    x, attrs = pad_window(node, emit, w)
     if bound < EXACT_FLOAT32:
         inputs = [emit.step("Cast", x, to=FLOAT), as_float(emit, w)]
         inputs += [] if bias is None else [emit.constant(bias, "bias")]
@@ -320,7 +320,7 @@ def average(node: Node, emit: OnnxEmitter) -> None:
     """Sums times both reciprocals."""
     channels = emit.graph.shape(node.inputs[0])[1]
     taps = np.ones((channels, 1, *KERNEL_SHAPE(node)), np.float32)
-    x, attrs = windowed(node.with_attrs(group=channels), emit, taps)
+    x, attrs = pad_window(node.with_attrs(group=channels), emit, taps)
     values = emit.step("Cast", x, to=FLOAT)
     total = emit.step("Cast", emit.step("Conv", values, emit.constant(taps, "taps"), **attrs), to=DOUBLE)
     bound = float(_magnitude(node, emit) * taps[0].size)

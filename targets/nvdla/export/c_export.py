@@ -16,7 +16,7 @@ import numpy as np
 
 from npuc.host import c_text
 from npuc.host.c_code import C_TYPES, TYPES, FunctionSignature, HostFunction, constant, function, sources
-from npuc.host.c_text import array, floating, listed, named
+from npuc.host.c_text import array, floating, initialiser, struct_initialiser
 from npuc.host.step import CONSTANT, HostStep, consistent
 from npuc.ir import Array, Node, TensorType, type_of
 from npuc.ops import build
@@ -72,7 +72,7 @@ def header(program: Program, contents: Contents) -> str:
 def source(program: Program, contents: Contents) -> str:
     """npuc_program.c: commands, blobs, tensors, segments."""
     blobs = _blobs(program, contents)
-    rows = [listed([f"{offset}u", f"{len(data)}u", f"blob_{at}"]) for at, (offset, data) in enumerate(blobs)]
+    rows = [initialiser([f"{offset}u", f"{len(data)}u", f"blob_{at}"]) for at, (offset, data) in enumerate(blobs)]
     steps = contents.steps
     segments = contents.segments
     return "".join(
@@ -130,7 +130,7 @@ def _commands(program: Program, contents: Contents) -> Iterable[str]:
         dram = kind == WRITE and not contents.machine.in_sram(value)
         low = dram and "ADDR_LOW" in registers.at(address).name
         name = "NPUC_WRITE_ADDRESS" if low else KINDS[kind]
-        yield listed([name, f"0x{address:x}u", f"0x{mask:x}u", f"0x{value:x}u"])
+        yield initialiser([name, f"0x{address:x}u", f"0x{mask:x}u", f"0x{value:x}u"])
 
 
 def _tensors(name: str, moves: Sequence[TensorMove], steps: Sequence[object], contents: Contents) -> str:
@@ -165,7 +165,7 @@ def _tensor(offsets: str, move: TensorMove, steps: Sequence[object], contents: C
     )
     strides = f"{{{planes[0]}, {planes[-1]}}}"
     scale, zero = _scale(move.tensor, steps)
-    return named(
+    return struct_initialiser(
         name=c_string(move.tensor), address=f"{place.address - contents.dram.base}u", channels=channels,
         height=height, width=width, line_stride=f"{place.line_stride}u", pixel_strides=strides,
         element_bytes=BYTES[place.precision], channel_offsets=offsets, scale=floating(scale), zero_point=zero,
@@ -187,7 +187,7 @@ def _segment(at: int, segment: Segment) -> str:
         "loads": f"loads_{at}" if segment.loads else 0, "load_count": len(segment.loads),
         "stores": f"stores_{at}" if segment.stores else 0, "store_count": len(segment.stores),
     }  # fmt: skip
-    return named(**counted)
+    return struct_initialiser(**counted)
 
 
 def _figures(program: Program, contents: Contents) -> dict[str, object]:
@@ -362,10 +362,10 @@ class _Run:
         """The initialiser of a call's tensor; its shape becomes a table."""
         kind = self.types[name]
         shape = "_".join(["shape", *map(str, kind.shape)]) if kind.shape else "0"
-        table = f"static const uint32_t {shape}[] = {listed(kind.shape)};\n\n"
+        table = f"static const uint32_t {shape}[] = {initialiser(kind.shape)};\n\n"
         if kind.shape and table not in self.tables:
             self.tables.append(table)
-        return listed([c_string(name), TYPES[kind.dtype], len(kind.shape), shape, place])
+        return initialiser([c_string(name), TYPES[kind.dtype], len(kind.shape), shape, place])
 
 
 def _parts(program: Program) -> list[Segment | list[HostStep]]:

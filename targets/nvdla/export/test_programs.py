@@ -17,7 +17,7 @@ from npuc.errors import ArtefactError
 from npuc.host.c_text import sources, vectors
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.samples.loading import varied
+from npuc.samples.loading import varied_samples
 from npuc.target import Observer
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.emission import BRIDGE
@@ -154,7 +154,7 @@ def traces(program: Program, player: str = SEQUENTIAL) -> dict[str, bytes]:
     """
     recorder = _ProgramRecorder(program, player)
     inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
-    recorder(varied(inputs, 1, SEED).inputs)
+    recorder(varied_samples(inputs, 1, SEED).inputs)
     files: dict[str, bytes] = {}
     for each in recorder.traces:
         _expect_alone(each, recorder.contents.machine)

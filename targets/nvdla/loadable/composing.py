@@ -20,7 +20,7 @@ from typing import Any
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.program import Program
-from npuc.storage.records import damaged
+from npuc.storage.records import damage_error
 from npuc.targets.nvdla.emission.describing import Described
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware.descriptors import COMPLETED, ENABLED, ENGINES, NONE, PROGRAMMED, Common, Consumer
@@ -113,7 +113,7 @@ def _expressible(held: Sequence[Described]) -> Sequence[Described]:
 def _constants(program: Program, contents: Contents) -> Constants:
     """The image of weights, which can be extended."""
     if len(contents.dram.images) != 1 or contents.dram.images[0].file not in program.files:
-        raise damaged("dram.images")
+        raise damage_error("dram.images")
     image = contents.dram.images[0]
     return Constants(contents.machine, image.address, bytearray(image.data(program.files)))
 

@@ -18,7 +18,7 @@ from npuc.frozen import frozen
 from npuc.host.c_text import FOLDER, comparing
 from npuc.ir import Array, TensorType
 from npuc.program import Program, count_of
-from npuc.samples.loading import KINDS, varied
+from npuc.samples.loading import KINDS, varied_samples
 from npuc.target import Observer
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.firmware.structures import size, unpack
@@ -187,7 +187,7 @@ def _expect_same(program: Program, ports: Ports, loadable: schema.Loadable) -> N
     """Raises ArtefactError (E506) if the firmware's results would differ from the program's."""
     inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
     recorder = _Recorder(program)
-    for sample in varied(inputs, seed=SEED).first(len(KINDS)).batches(1):
+    for sample in varied_samples(inputs, seed=SEED).first(len(KINDS)).batches(1):
         recorder(sample.inputs)
         _expect_recorded(recorder, ports, loadable)
 

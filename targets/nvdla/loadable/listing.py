@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import ArtefactError
-from npuc.system.budget import given
+from npuc.system.budget import read_file
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats.pixels import NAMES
 from npuc.targets.nvdla.loadable import schema
@@ -32,7 +32,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
     Raises ArtefactError (E501) for an unreadable file, E502 for a damaged one.
     """
-    data = given(path, "E501", REMEDY)
+    data = read_file(path, "E501", REMEDY)
     try:
         found = loadables.read(data)
         lines = [*_contents(found), *_broken(found), *_writes(found)]

@@ -21,7 +21,7 @@ from npuc.frozen import frozen
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.storage.records import damaged
+from npuc.storage.records import damage_error
 from npuc.targets.nvdla.formats.pixels import NAMES
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
@@ -86,7 +86,7 @@ def placed(uses: Sequence[Use], layout: Layout) -> Places:
     Raises ArtefactError (E506) if an input or output shares its place in a way that would need a copy.
     """
     if layout.map_bytes < 0:
-        raise damaged("the images end beyond the memory")
+        raise damage_error("the images end beyond the memory")
     until = {bound.tensor: _first_write(uses, bound) for bound in layout.inputs}
     since = {bound.tensor: _last_stranger(uses, bound) for bound in layout.outputs}
     owners = np.full(layout.map_bytes, MAPS, np.uint8)

@@ -13,7 +13,7 @@ from typing import Any
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.storage import records
-from npuc.storage.records import DEMANDS, MOST, bad_machine, described
+from npuc.storage.records import DEMANDS, MOST, bad_machine, build_machine
 
 MOST_BANKS = {"nv_small": 32, "nv_full": 16}
 """The most banks of the CBUF, by register map, limited by the bits of D_BANK."""
@@ -174,7 +174,7 @@ class Machine:
     def of(cls, values: Mapping[str, Any], origin: str) -> Machine:
         """A machine from names and values. Raises DoesNotFit (E305) for values that no NVDLA can have."""
         present = {name: value for name, value in values.items() if (name, value) != ("sram_bytes", 0)}
-        machine = described(cls, present, origin, PAGE)
+        machine = build_machine(cls, present, origin, PAGE)
         if machine.registers not in ("nv_small", "nv_full"):
             raise _bad(origin, f"registers = {machine.registers!r}", "nv_small, nv_full")
         if machine.scales not in DEMANDS:

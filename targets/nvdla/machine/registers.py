@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from npuc.bits import Bits, Names, bits, decode, encode, places, shown, word
+from npuc.bits import Bits, Names, bits, decode, encode, named_fields, places, word
 from npuc.errors import EncodingError
 from npuc.frozen import frozen
 
@@ -97,7 +97,7 @@ class Register:
 
     def text(self, value: int) -> str:
         """The fields of a value by name: DATA_BANK=11 WEIGHT_BANK=2. Reserved bits are shown if they are set."""
-        fields = shown(self.decoded(value))
+        fields = named_fields(self.decoded(value))
         return " ".join(
             f"{name}={_number_text(each)}"
             for name, each in fields.items()

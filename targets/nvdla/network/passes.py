@@ -47,7 +47,7 @@ from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import WideDilations
 from npuc.passes.fusion import fuse_again, separate_clips
 from npuc.passes.rewriting.layout import UNARY
-from npuc.passes.rewriting.maps import kernels_of, selected, sliced, woven
+from npuc.passes.rewriting.maps import kernels_of, select_channels, slice_channels, weave
 from npuc.passes.rewriting.patterns import along_axis, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales import RescaleMixedConcats
@@ -167,7 +167,7 @@ def _resize(rewriter: Rewriter, node: Node) -> bool:
     rows, columns = repetitions(rewriter, node)
     if not 1 < rows * columns <= MOST_PHASES or not _is_between(rewriter, node):
         return False
-    rewriter.replace(node, *woven(rewriter, node, [[node.inputs[0]] * columns] * rows))
+    rewriter.replace(node, *weave(rewriter, node, [[node.inputs[0]] * columns] * rows))
     return True
 
 
@@ -181,7 +181,7 @@ def _depth_to_space(rewriter: Rewriter, node: Node) -> bool:
         return False
     names, made = _phases(rewriter, node, block)
     grid = [names[row * block : (row + 1) * block] for row in range(block)]
-    rewriter.replace(node, *made, *woven(rewriter, node, grid))
+    rewriter.replace(node, *made, *weave(rewriter, node, grid))
     return True
 
 
@@ -260,7 +260,7 @@ def _phases(rewriter: Rewriter, node: Node, block: int) -> tuple[list[str], list
     if conv is not None and is_dense(rewriter, conv):
         return names, [kernels_of(rewriter, conv, each, y) for y, each in zip(names, places, strict=True)]
     words = BLOCK_MODE(node) == "DCR" and channels % LANES == 0
-    taken = sliced if words else partial(selected, rewriter)
+    taken = slice_channels if words else partial(select_channels, rewriter)
     return names, [taken(x, each, y, y, node.sources) for y, each in zip(names, places, strict=True)]
 
 

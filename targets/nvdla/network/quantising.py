@@ -17,7 +17,7 @@ from npuc.ir import Graph, Node
 from npuc.ops.windows import AVERAGES
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source
 from npuc.quantize.improvement.levels import LEVELS, Level
-from npuc.quantize.improvement.mixed import Host, mixed, without
+from npuc.quantize.improvement.mixed import Host, mix_precision, without
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_network
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
@@ -114,7 +114,7 @@ def on_device(
 def asked(graph: Graph, options: Options) -> frozenset[str]:
     """The names of the nodes of an int8 program that `layer` wants in int16."""
     nodes = graph.nodes if options.layer else ()
-    return frozenset(node.name for node in nodes if options.asked(node) == "int16")
+    return frozenset(node.name for node in nodes if options.precision_of(node) == "int16")
 
 
 def _table(options: Options, machine: Machine, precision: str) -> dict[str, Steps]:
@@ -334,5 +334,5 @@ def _improved(search: _Improvement) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         return search.best(frozenset())
     graph, samples = search.graph, search.samples
     if not search.widening:
-        return mixed(graph, search.drawn, search.best, samples, LAYERS)
-    return mixed(graph, search.drawn, search.best, samples, LAYERS, search.widening, WIDE_MACS)
+        return mix_precision(graph, search.drawn, search.best, samples, LAYERS)
+    return mix_precision(graph, search.drawn, search.best, samples, LAYERS, search.widening, WIDE_MACS)

@@ -18,7 +18,7 @@ from npuc.conditions.constraints import (
     constant_weights,
     exceeding,
     finite_constants,
-    refused,
+    refuse,
     slope_per_channel,
     unknown,
     violation,
@@ -288,7 +288,7 @@ def quantised_already(graph: Graph, precision: str) -> Problem | None:
     if node is None:
         return None
     reason, remedy = f"the model is quantised already; {precision} would not round here", "compile it in int8"
-    return refused(node, reason, tensor=node.inputs[0], remedy=remedy)
+    return refuse(node, reason, tensor=node.inputs[0], remedy=remedy)
 
 
 def refusal(graph: Graph, node: Node, machine: Machine, precision: str) -> Problem | None:

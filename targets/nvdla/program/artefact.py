@@ -21,8 +21,8 @@ from npuc.frozen import frozen
 from npuc.host.step import HostStep, steps_of
 from npuc.program import Program, canonical_json
 from npuc.storage import readmemh
-from npuc.storage.records import damaged, read, recorded
-from npuc.system.budget import expect_room, expect_simulable, given
+from npuc.storage.records import damage_error, read, recorded_machine
+from npuc.system.budget import expect_room, expect_simulable, read_file
 from npuc.targets.nvdla.emission.describing import Described
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware.structures import assembled, numbers_of, pack
@@ -99,18 +99,18 @@ class TensorMove:
         """The pixel format of an image, plane behind plane. Raises ArtefactError (E502) for an invalid entry."""
         form, place = FORMATS.get(self.place.pixels), self.place
         if form is None or not self._possible:
-            raise damaged(f"{self}")
+            raise damage_error(f"{self}")
         channels, height, width = self.map_shape
         line = width * max(plane.pixel_bytes for plane in form.planes)
         apart = len(form.planes) > 1 and place.surface_stride != height * place.line_stride
         if apart or channels > form.channels or place.lanes != ((0, channels),) or place.line_stride < line:
-            raise damaged(f"{self}")
+            raise damage_error(f"{self}")
         return form
 
     def cube(self, machine: Machine) -> Cube:
         """The feature cube of all lanes. Raises ArtefactError (E502) for an invalid entry."""
         if not self._possible:
-            raise damaged(f"{self}")
+            raise damage_error(f"{self}")
         channels, height, width = self.map_shape
         runs = self.place.lanes
         few = sum(count for _, count in runs) == channels and all(
@@ -118,9 +118,9 @@ class TensorMove:
         )
         lanes = self.place.lane_numbers if few and min((count for _, count in runs), default=0) > 0 else []
         if self.place.precision not in machine.precisions:
-            raise damaged(f"{machine.name} has no {self.place.precision}")
+            raise damage_error(f"{machine.name} has no {self.place.precision}")
         if len(lanes) != channels or min(lanes, default=-1) < 0 or self.place.line_stride < width:
-            raise damaged(f"{self}")
+            raise damage_error(f"{self}")
         place = self.place
         strides = place.line_stride, place.surface_stride
         return Cube(width, height, max(lanes) + 1, place.precision, machine.atom_bytes, *strides)
@@ -186,7 +186,7 @@ def engines_as_json(operations: Iterable[Iterable[Described]]) -> dict[str, Any]
 def _read_engine(engine: Engine, tables: Sequence[Mapping[str, Any]]) -> Described:
     """The descriptors of an entry. Raises ArtefactError (E502) if npuc did not write it."""
     if engine.engine not in of.OPERATIONS or not -1 < (engine.lut or 0) < max(len(tables), 1):
-        raise damaged(f"engine {engine.engine} with table {engine.lut} of {len(tables)}")
+        raise damage_error(f"engine {engine.engine} with table {engine.lut} of {len(tables)}")
     kinds = of.OPERATIONS[engine.engine]
     try:
         op, surfaces = assembled(kinds[0], engine.op), assembled(kinds[1], engine.surfaces)
@@ -194,7 +194,7 @@ def _read_engine(engine: Engine, tables: Sequence[Mapping[str, Any]]) -> Describ
         for each in (op, surfaces, lut or of.Lut()):
             pack(each)
     except EncodingError as error:
-        raise damaged(f"engines: {error.problems[0].reason}") from error
+        raise damage_error(f"engines: {error.problems[0].reason}") from error
     return Described(engine.engine, op, surfaces, lut, engine.behind, engine.reciprocals, engine.mixed)
 
 
@@ -208,7 +208,7 @@ class Image:
     def data(self, files: Mapping[str, bytes]) -> bytes:
         """The bytes. Raises ArtefactError (E502) if the file is missing."""
         if self.file not in files:
-            raise damaged(f"no file '{self.file}'")
+            raise damage_error(f"no file '{self.file}'")
         return files[self.file]
 
 
@@ -233,10 +233,10 @@ class Contents:
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
         """Raises ArtefactError (E502) if npuc did not write the manifest."""
-        steps, machine = steps_of(manifest, Segment), recorded(manifest, Machine.of)
+        steps, machine = steps_of(manifest, Segment), recorded_machine(manifest, Machine.of)
         dram = read(Dram, manifest.get("dram"), "dram")
         if not 0 < dram.bytes <= LARGEST or not 0 <= dram.base < 1 << 40:
-            raise damaged(f"dram has {dram.bytes} bytes at {dram.base}")
+            raise damage_error(f"dram has {dram.bytes} bytes at {dram.base}")
         found = cls(steps, read(tuple[Produced, ...], manifest.get("operations"), "operations"), dram, machine)
         for move in found.moves:
             move.bytes(machine)
@@ -258,7 +258,7 @@ class Contents:
         entries = read(tuple[tuple[Engine, ...], ...], program.manifest.get("engines"), "engines")
         tables = read(tuple[Mapping[str, Any], ...], program.manifest.get("tables"), "tables")
         if len(entries) != len(self.operations):
-            raise damaged(f"{len(entries)} engines of {len(self.operations)} operations")
+            raise damage_error(f"{len(entries)} engines of {len(self.operations)} operations")
         end = segment.start + segment.count
         inside = [segment.start <= each.start < end for each in self.operations]
         return [
@@ -353,8 +353,8 @@ def memory_files(program: Program, form: str) -> dict[str, bytes]:
     dram, atom = contents.dram, contents.machine.atom_bytes
     placed = [(each.address - dram.base, each.data(program.files)) for each in dram.images]
     return {
-        "registers.hex": readmemh.written(program.files.get("registers.bin", b""), RECORD_BYTES),
-        "dram.hex": readmemh.placed(placed, atom),
+        "registers.hex": readmemh.image_text(program.files.get("registers.bin", b""), RECORD_BYTES),
+        "dram.hex": readmemh.memory_text(placed, atom),
         "map.json": _memory_map(program, contents, "registers.hex", {"file": "dram.hex", "word_bytes": atom}),
     }
 
@@ -374,6 +374,6 @@ def _memory_map(program: Program, contents: Contents, registers: str, dram: Mapp
 def read_commands(path: Path, registers: RegisterMap) -> list[Command]:
     """The commands of a lone file of records. Raises NpucError (E501, E502, E110) as `decode` does."""
     try:
-        return decode(readmemh.image_of(given(path, "E501", readmemh.WORDS), RECORD_BYTES), registers)
+        return decode(readmemh.image_of(read_file(path, "E501", readmemh.WORDS), RECORD_BYTES), registers)
     except ArtefactError as error:
         raise error.advising(readmemh.WORDS) from None

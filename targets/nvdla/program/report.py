@@ -66,7 +66,7 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
         },
         "traffic_bytes": sum(row["bytes"] for row in rows),
         **({"sram_traffic_bytes": sum(row["sram_bytes"] for row in rows)} if machine.sram_bytes else {}),
-        "host_steps": steps.reported(lowered.steps),
+        "host_steps": steps.report_steps(lowered.steps),
         "layers": rows,
         "registers": len(lowered.registers) // 16,
         "nodes": len(graph.nodes),

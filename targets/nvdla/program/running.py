@@ -15,7 +15,7 @@ from npuc.host.step import outputs_among
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.running import one_by_one
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damage_error, read
 from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES, LOADED, received
@@ -89,7 +89,7 @@ class Runner:
             self._load(move, nvdla.memory, tensors)
         end = segment.start + segment.count
         if not 0 <= segment.start <= end <= len(self.commands):
-            raise damaged(f"commands {segment.start}..{end}")
+            raise damage_error(f"commands {segment.start}..{end}")
         at = segment.start
         for each in self.contents.operations:
             if segment.start <= each.start and at <= each.start + each.count <= end:
@@ -105,7 +105,7 @@ class Runner:
         found = tensors.get(move.tensor)
         size, precision = move.bytes(self.contents.machine), move.place.precision
         if found is None or found.dtype != LOADED[precision] or found[0].shape != move.shape:
-            raise damaged("no such tensor to load", tensor=move.tensor)
+            raise damage_error("no such tensor to load", tensor=move.tensor)
         if found.size != prod(move.map_shape):
             reason = f"the program loads {prod(move.map_shape)} elements of {found.size}"
             raise ArtefactError("E502", reason, tensor=move.tensor, limit="all of the tensor")

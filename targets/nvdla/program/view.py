@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from npuc.bits import shown
+from npuc.bits import named_fields
 from npuc.frozen import frozen
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.storage.records import damaged, read
+from npuc.storage.records import damage_error, read
 from npuc.target import Stored
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES
@@ -192,7 +192,7 @@ def brief(register: Register, value: int) -> str:
 
     Of a register with several fields those with their reset value are left out.
     """
-    fields, usual = (shown(register.decoded(each)) for each in (value, register.reset))
+    fields, usual = (named_fields(register.decoded(each)) for each in (value, register.reset))
     known = {name: each for name, each in fields.items() if not name.startswith(RESERVED)}
     told = known if len(known) == 1 else {name: each for name, each in known.items() if each != usual[name]}
     told |= {name: each for name, each in fields.items() if name.startswith(RESERVED) and each != 0}
@@ -310,7 +310,7 @@ def _layers(program: Program) -> tuple[_Layer, ...]:
     found = read(tuple[_Layer, ...], program.report["layers"], "report.layers")
     for number, each in enumerate(found):
         if each.op not in OPERATIONS or each.jobs < 1:
-            raise damaged(f"report.layers[{number}] is {each.jobs} times {each.op}", ", ".join(OPERATIONS))
+            raise damage_error(f"report.layers[{number}] is {each.jobs} times {each.op}", ", ".join(OPERATIONS))
     return found
 
 

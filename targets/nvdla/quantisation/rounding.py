@@ -15,8 +15,8 @@ import numpy as np
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph
-from npuc.quantize.arithmetic.steadiness import rounded
-from npuc.quantize.calibration.histograms import computed
+from npuc.quantize.arithmetic.steadiness import round_to_bits
+from npuc.quantize.calibration.histograms import tensor_values
 from npuc.targets.nvdla.arithmetic.fixed_point import blocks_of_rows
 from npuc.targets.nvdla.formats.precision import FP16_MOST, FP16_SMALLEST
 
@@ -48,7 +48,7 @@ def moments(graph: Graph, samples: Iterable[Mapping[str, Array]], tensors: Seque
     """
     sums: dict[str, Array] = {}
     largest = dict.fromkeys(tensors, 0.0)
-    for values in _several(computed(graph, samples, tensors)):
+    for values in _several(tensor_values(graph, samples, tensors)):
         for name, value in values.items():
             largest[name] = max(largest[name], float(np.nanmax(np.abs(value), initial=0.0)))
             for each in _powers(value):
@@ -90,7 +90,7 @@ def _moments(sums: Array, largest: float) -> Moments:
     count, total, squares = sums
     mean = total / np.maximum(count, 1)
     variance = np.maximum(squares / np.maximum(count, 1) - mean**2, 0.0)
-    return Moments(rounded(mean, BITS), rounded(variance, BITS), largest)
+    return Moments(round_to_bits(mean, BITS), round_to_bits(variance, BITS), largest)
 
 
 TURNED = 256
