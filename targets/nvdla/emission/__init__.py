@@ -169,9 +169,12 @@ class _RegisterWriter:
             if isinstance(each.op, of.Sdp):
                 values |= self._fetched(operation, each.op, each.surfaces)
         values |= _own(operation)
-        for title, value in values.items():
-            if title not in FIRMWARES_OWN:
-                self.raw(title, value)
+        known = self.map.by_title
+        self.commands += [
+            Write(known[title].address, value & known[title].mask)
+            for title, value in values.items()
+            if title not in FIRMWARES_OWN
+        ]
 
     def _fetched(self, operation: Operation, op: of.Sdp, surfaces: of.SdpSurfaces) -> Writes:
         """The writes of SDP_RDMA where the firmware has none, or others: units use what is fetched, not what is in

@@ -222,7 +222,7 @@ def dense_weights(graph: Graph, node: Node, part: ConvolutionPart, views: tuple[
     lanes_in, lanes_out = (view.lane_numbers for view in views)
     dense = np.zeros((part.count, part.lanes, *w.shape[2:]), w.dtype)
     inside = views[1].channels_in(part.first, part.count)
-    for group in np.unique(inside // kernels):
+    for group in dict.fromkeys((inside // kernels).tolist()):
         rows = inside[inside // kernels == group]
         columns = lanes_in[group * per_group : (group + 1) * per_group] - part.lane
         dense[np.ix_(lanes_out[rows] - part.first, columns)] = w[rows]
