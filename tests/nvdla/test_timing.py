@@ -193,7 +193,7 @@ def test_an_input_for_which_the_ring_has_no_room_is_fetched_afterwards() -> None
 
 def _filling(layer: Convolution) -> float:
     """What the second of two convolutions hides."""
-    return timing.filling_cycles(layer.kernels, layer.destination, SMALL)
+    return timing.array_cycles(layer, SMALL)[1]
 
 
 def _of(
@@ -230,7 +230,7 @@ def test_compressed_weights_that_are_waited_for_take_the_time_of_their_three_sur
     sparse = replace(sparse, kernels=replace(sparse.kernels, bytes=200 * 1024))
     slow = replace(FULL, dram_mb_per_second=10000)
     moved = 200 * 1024 + 128 * 1024 + 128 + 1024
-    filling = timing.filling_cycles(sparse.kernels, sparse.destination, slow)
+    filling = timing.array_cycles(sparse, slow)[1]
     assert timing.cycles(sparse, slow) == ceil(timing.START + slow.latency + moved / 10 + filling)
 
 

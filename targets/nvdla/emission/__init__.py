@@ -17,15 +17,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from npuc.targets.nvdla.emission.describing import describe, operand_sources
+from npuc.targets.nvdla.emission.describing import Described, describe, operand_sources
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware import programmed
-from npuc.targets.nvdla.firmware.lines import Firmware
-from npuc.targets.nvdla.firmware.post_processing import fetch, look_up_tables
-from npuc.targets.nvdla.machine.limits import LIMITS
+from npuc.targets.nvdla.firmware.lines import Firmware, Writes
+from npuc.targets.nvdla.firmware.post_processing import fetch, look_up_tables, needs_rdma
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import Command, Poll, Write, register_map
-from npuc.targets.nvdla.model.register_file import RegisterGroup, expect_within_limits
+from npuc.targets.nvdla.model.register_file import RegisterFile, expect_within_limits
 from npuc.targets.nvdla.operations.operation import Convolution, Elementwise, Operation, Pooling, Transfer
 from npuc.targets.nvdla.operations.scoreboard import CONVOLUTION, Admission, Scoreboard, blocks_of
 from npuc.targets.nvdla.operations.timing import cube_bytes
@@ -57,13 +56,8 @@ class Emitter:
     def __init__(self, machine: Machine) -> None:
         self.writer = _RegisterWriter(machine)
         self.scoreboard = Scoreboard(machine.atom_bytes)
-        self._values = {
-            (block, group): {each.name: each.reset for each in self.writer.map.registers if each.block == block}
-            for block in LIMITS
-            for group in (0, 1)
-        }
-        """The registers of blocks with limits, by block and group, as the commands so far leave them."""
-        self._checked = 0
+        self._registers, self._checked = RegisterFile(self.writer.map), 0
+        """The registers as the commands leave them, and the number of these commands."""
 
     def start(self) -> None:
         """The driver's initialisation: masks interrupts, and waits until the CBUF is flushed."""
@@ -103,20 +97,13 @@ class Emitter:
 
     def _expect_within_limits(self, blocks: Iterable[str]) -> None:
         """Raises ArtefactError (E503) if the latest operation breaks a limit of one of its blocks."""
-        groups, known = self.scoreboard.issued[-1].groups, self.writer.map
-        values = {
-            block: self._values[block, 0 if block == BRIDGE else groups[block]]
-            for block in blocks
-            if block in LIMITS
-        }
         for each in self.writer.commands[self._checked :]:
             if isinstance(each, Write):
-                register = known.by_address[each.address]
-                if register.block in values:
-                    values[register.block][register.name] = each.value
-        self._checked = len(self.writer.commands)
-        for block, found in values.items():
-            expect_within_limits(RegisterGroup(known, block, found), self.writer.machine)
+                self._registers.set(self.writer.map.by_address[each.address], each.value)
+        self._checked, groups = len(self.writer.commands), self.scoreboard.issued[-1].groups
+        for block in blocks:
+            group = self._registers.group(block, 0 if block == BRIDGE else groups[block])
+            expect_within_limits(group, self.writer.machine)
 
     def _enable(self, blocks: Iterable[str]) -> None:
         for block in blocks:
@@ -152,10 +139,12 @@ class _RegisterWriter:
         self.map = register_map(machine.registers)
         self.firmware = Firmware(self.map, machine.atom_bytes, lambda _: 0)
         self.commands: list[Command] = []
+        self.described: list[list[Described]] = []
+        """What the engines do of each operation."""
 
     def set(self, title: str, **fields: int | str) -> None:
         """Writes a register by its fields; the others have their reset values."""
-        register = self.map[title]
+        register = self.map.by_title[title]
         self.commands.append(Write(register.address, register.value(**fields)))
 
     def raw(self, title: str, value: int) -> None:
@@ -167,21 +156,39 @@ class _RegisterWriter:
 
     def write(self, operation: Operation) -> None:
         """Programs an operation, each register once."""
+        self.described.append(describe(operation, self.machine))
         if isinstance(operation, Transfer):
             self._copy(operation)
             return
         values: dict[str, int] = {}
-        for each in describe(operation, self.machine):
+        for each in self.described[-1]:
             if each.lut is not None:
                 block, floating = of.ENGINES[each.engine], operation.destination.precision == "fp16"
                 self.commands += _tables(self.machine, each.lut, block, floating=floating)
             values |= programmed(self.firmware, each.op, each.surfaces, None)
             if isinstance(each.op, of.Sdp):
-                values |= fetch(self.firmware, _fetching(each.op, operation), each.surfaces)
+                values |= self._fetched(operation, each.op, each.surfaces)
         values |= _own(operation)
-        for title, value in values.items():
-            if title not in FIRMWARES_OWN:
-                self.raw(title, value)
+        known = self.map.by_title
+        self.commands += [
+            Write(known[title].address, value & known[title].mask)
+            for title, value in values.items()
+            if title not in FIRMWARES_OWN
+        ]
+
+    def _fetched(self, operation: Operation, op: of.Sdp, surfaces: of.SdpSurfaces) -> Writes:
+        """The writes of SDP_RDMA where the firmware has none, or others: units use what is fetched, not what is in
+        registers.
+        """
+        assert isinstance(operation, Convolution | Elementwise)
+        units = (("x1", op.x1, operation.sdp.x1.fetch), ("x2", op.x2, operation.sdp.x2.fetch))
+        other = {
+            name: replace(unit, use=use)
+            for name, unit, found in units
+            if found and (use := USES.index(found.use)) != unit.use
+        }
+        if other or not needs_rdma(op, surfaces):
+            yield from fetch(self.firmware, replace(op, **other), surfaces)
 
     def _copy(self, operation: Transfer) -> None:
         """Puts one copy into BDMA's queue; it begins with the launch."""
@@ -232,14 +239,6 @@ def _own(operation: Operation) -> Iterator[tuple[str, int]]:
         yield "PDP_RDMA.D_FLYING_MODE", OFF_FLYING
         yield "PDP.D_SRC_BASE_ADDR_LOW", operation.source.address
         yield "PDP.D_SRC_BASE_ADDR_HIGH", operation.source.address >> 32
-
-
-def _fetching(op: of.Sdp, operation: Operation) -> of.Sdp:
-    """The operation as SDP_RDMA sees it: units use what is fetched, not what is in registers."""
-    assert isinstance(operation, Convolution | Elementwise)
-    units = {"x1": operation.sdp.x1, "x2": operation.sdp.x2}
-    uses = {name: USES.index(unit.fetch.use) for name, unit in units.items() if unit.fetch}
-    return replace(op, **{name: replace(getattr(op, name), use=use) for name, use in uses.items()})
 
 
 def _of_sdp(operation: Convolution | Elementwise) -> Iterator[tuple[str, int]]:

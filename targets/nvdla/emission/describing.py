@@ -92,14 +92,14 @@ def describe(operation: Operation, machine: Machine) -> list[Described]:
             return []
 
 
-def in_pipe(cube: DataCube, atom_bytes: int) -> DataCube:
+def _in_pipe(like: Surface, atom_bytes: int) -> DataCube:
     """A cube of the same extents in the pipe between two engines, with the strides of a packed one."""
-    line = cube.width * atom_bytes
-    surface = line * cube.height
-    size = surface * -(-cube.channels // atom_bytes)
-    return replace(
-        cube, type=of.HARDWARE, address=of.NONE, offset=0, size=size, line_stride=line, surface_stride=surface
-    )
+    line = like.width * atom_bytes
+    surface = line * like.height
+    return DataCube(
+        type=of.HARDWARE, address=of.NONE, size=surface * -(-like.channels // atom_bytes),
+        width=like.width, height=like.height, channels=like.channels, line_stride=line, surface_stride=surface,
+    )  # fmt: skip
 
 
 def _precision(surface: Surface) -> int:
@@ -112,9 +112,10 @@ def _at(address: int, machine: Machine, **values: int) -> DataCube:
 
 
 def _cube(surface: Surface, machine: Machine) -> DataCube:
-    strides = {"line_stride": surface.line_stride, "surface_stride": surface.surface_stride}
-    extents = {"width": surface.width, "height": surface.height, "channels": surface.channels}
-    return _at(surface.address, machine, **extents, **strides)
+    return _at(
+        surface.address, machine, width=surface.width, height=surface.height, channels=surface.channels,
+        line_stride=surface.line_stride, surface_stride=surface.surface_stride,
+    )  # fmt: skip
 
 
 def _surfaces(operation: Pooling | Normalisation | Contraction, machine: Machine) -> of.PlanarSurfaces:
@@ -159,13 +160,12 @@ def _convolution(operation: Convolution, machine: Machine) -> Described:
         means=(*converted.offsets, 0, 0, 0)[:4] if several else (0,) * 4, mean_format=int(several),
         out_converter=of.Converter(scale=1, truncate=operation.truncate, enable=1),
     )  # fmt: skip
-    extents = {"width": result.width, "height": result.height, "channels": result.channels}
     surfaces = of.ConvolutionSurfaces(
         weight=_at(kernels.address, machine, size=kernels.bytes),
         mask=_at(mask.address, machine, size=mask.bytes) if mask else DataCube(),
         group_sizes=_at(mask.sizes_address, machine) if mask else DataCube(),
         source=_cube(source, machine),
-        result=in_pipe(DataCube(**extents), machine.atom_bytes),
+        result=_in_pipe(result, machine.atom_bytes),
         second_plane_offset=source.surface_stride if planes > 1 else 0,
         second_plane_stride=source.line_stride if planes > 1 else 0,
     )
@@ -188,13 +188,12 @@ def _sdp(operation: Convolution | Elementwise, machine: Machine) -> Described:
         x2=_unit(sdp.x2),
         y=_table(sdp),
     )
-    written, read = _cube(result, machine), _cube(result if behind else operation.source, machine)
     surfaces = of.SdpSurfaces(
-        source=in_pipe(read, atom_bytes) if behind else read,
+        source=_in_pipe(result, atom_bytes) if behind else _cube(operation.source, machine),
         x1=_operand(sdp.x1, op.x1, result, machine),
         x2=_operand(sdp.x2, op.x2, result, machine),
         y=DataCube(address=of.NONE),
-        result=in_pipe(written, atom_bytes) if operation.pooling else written,
+        result=_in_pipe(result, atom_bytes) if operation.pooling else _cube(result, machine),
     )
     mixed = [
         name for name, unit in (("BS", sdp.x1), ("BN", sdp.x2)) if len(set(operand_sources(unit).values())) > 1

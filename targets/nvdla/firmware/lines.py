@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 from npuc.errors import ArtefactError
@@ -52,10 +52,10 @@ class Term:
     cube: str = ""
 
     @cached_property
-    def place(self) -> tuple[bool, attrgetter[Any]]:
-        """Whether the source or the cube is the operation's and not the surfaces', and where it is there."""
+    def place(self) -> tuple[int, Callable[[Any], Any]]:
+        """Who has it and how it is read: the operation (0), the surfaces (1), or what is derived (2)."""
         root, _, path = (self.cube or self.source).partition(".")
-        return root == "op", attrgetter(path)
+        return (("op", "surfaces").index(root), attrgetter(path)) if path else (2, itemgetter(root[1:]))
 
 
 @frozen
@@ -107,9 +107,7 @@ class Firmware:
 
     def fields(self, title: str, **values: int | str) -> RegisterWrite:
         """A write of a register with these fields, the others 0."""
-        register = self.registers[title]
-        everything = {each.name: 0 for each in register.fields}
-        return title, register.value(**{**everything, **values})
+        return title, self.registers.by_title[title].value(cleared=True, **values)
 
     def at(self, cube: DataCube) -> int:
         """A cube's address; 0 if it has none."""
@@ -117,24 +115,22 @@ class Firmware:
 
     def writes(self, table: Sequence[RegisterLine], op: Any, surfaces: Any, derived: Derived = NOTHING) -> Writes:
         """The writes of a table's lines."""
+        known, roots = self.registers.by_title, (op, surfaces, derived)
         for line in table:
-            register, word = self.registers.by_title[line.register], 0
+            word = 0
             for each in line.terms:
-                value = self._value(each, op, surfaces, derived)
+                root, held = each.place
+                value = held(roots[root])
+                value = self._of_cube(value, each.what) if each.what else value - each.less
                 if each.field == "*":
                     word = value & WORD
                     continue
+                register = known[line.register]
                 place = register.places[each.field]
                 if value >> place.width > 0:
                     register.value(**{each.field: value})  # raises EncodingError
                 word |= (value & ((1 << place.width) - 1)) << place.low
             yield line.register, word
 
-    def _value(self, term: Term, op: Any, surfaces: Any, derived: Derived) -> int:
-        if term.source.startswith(":"):
-            return derived[term.source[1:]]
-        of_op, path = term.place
-        found = path(op if of_op else surfaces)
-        if not term.what:
-            return found - term.less
-        return ram(found) if term.what == "ram" else self.at(found) >> 32 * (term.what == "high")
+    def _of_cube(self, cube: DataCube, what: str) -> int:
+        return ram(cube) if what == "ram" else self.at(cube) >> 32 * (what == "high")

@@ -16,6 +16,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import Field, field, fields
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from npuc.errors import ArtefactError, EncodingError
@@ -127,12 +128,18 @@ def assembled(cls: type[S], values: Mapping[str, int | tuple[int, ...]]) -> S:
 
 def numbers_of(value: Any) -> dict[str, int | tuple[int, ...]]:
     """The numbers of a structure that are not their defaults, by dotted name: what `assembled` takes."""
-    found: dict[str, int | tuple[int, ...]] = {}
-    known = dict(places(type(value)))
-    for each in fields(value):
-        held, structure = getattr(value, each.name), known[each.name].structure
-        if structure:
-            found |= {f"{each.name}.{name}": inner for name, inner in numbers_of(held).items()}
-        elif held != each.default:
-            found[each.name] = held
-    return found
+    names, values, defaults = _numbers(type(value))
+    found = zip(names, values(value), defaults, strict=True)
+    return {name: held for name, held, default in found if held != default}
+
+
+@cache
+def _numbers(cls: type[Any]) -> tuple[list[str], attrgetter[tuple[Any, ...]], tuple[Any, ...]]:
+    """The dotted names of all numbers of a structure, what reads them from an instance, and their defaults."""
+    names = [
+        f"{name}.{inner}" if inner else name
+        for name, place in places(cls)
+        for inner in (_numbers(place.structure)[0] if place.structure else [""])
+    ]
+    values: attrgetter[tuple[Any, ...]] = attrgetter(*names)
+    return names, values, values(cls())

@@ -76,18 +76,19 @@ class Register:
         return (1 << max(each.low + each.width for each in self.fields)) - 1
 
     @cached_property
-    def _encoded(self) -> dict[tuple[tuple[str, int | str], ...], int]:
+    def _encoded(self) -> dict[tuple[bool | tuple[str, int | str], ...], int]:
         """A cache of encoded values: layers have most fields in common."""
         return {}
 
-    def value(self, **values: int | str) -> int:
-        """The register value with these fields, by number or name; the others have their reset values.
+    def value(self, *, cleared: bool = False, **values: int | str) -> int:
+        """The register value with these fields, by number or name; the others are 0 or have their reset values.
 
         Raises EncodingError (E301) for an unknown field or name, and for a number that does not fit its field.
         """
-        key = tuple(values.items())
+        key = cleared, *values.items()
         if key not in self._encoded:
-            word = self.word(**{name: self._number(name, each) for name, each in values.items()})
+            others = {each.name: 0 for each in self.fields} if cleared else {}
+            word = self.word(**others | {name: self._number(name, each) for name, each in values.items()})
             self._encoded[key] = encode(word)
         return self._encoded[key]
 

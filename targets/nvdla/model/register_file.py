@@ -172,7 +172,7 @@ class RegisterFile:
         """Stores a value that a program writes, in the producer's group or in a register that exists once."""
         values = self._values[register.block]
         if register.of_group:
-            values[self.producer(register.block)][register.name] = value
+            values[values[0]["S_POINTER"] & 1][register.name] = value
             return
         if register.name == "S_POINTER":
             value = value & 1 | self.consumer(register.block) << 16

@@ -36,7 +36,7 @@ class Surface:
 
     def share(self, batches: int) -> Surface:
         """One of `batches` cubes of equal height that are stored one below another."""
-        return replace(self, height=self.height // batches)
+        return self if batches == 1 else replace(self, height=self.height // batches)
 
     def atoms(self, atom_bytes: int) -> int:
         """Atoms of a pixel, which is the number of surfaces; for an image that of its planes."""

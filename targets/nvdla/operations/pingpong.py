@@ -77,11 +77,12 @@ class Work:
     @classmethod
     def of(cls, operation: Operation, machine: Machine) -> Work:
         """The work of an operation according to the model of single operations (timing)."""
-        dram, second = timing.moving_cycles(operation, machine)
+        read = timing.read_by_memory(operation, machine)
+        dram, second = timing.moving_cycles(operation, read, machine)
         given = (
             operation,
             _counted(timing.programming_cycles(operation, machine)),
-            timing.latency(operation, machine),
+            timing.latency(read, machine),
             (_counted(dram), _counted(second)),
         )
         behind = (
@@ -95,15 +96,15 @@ class Work:
         together = machine.kernel_group(source.precision)
         held = banks.weights * machine.bank_bytes
         first = min(kernels.bytes, held, together * kernels.kernel_bytes)
-        computing = timing.waiting_cycles(operation, machine)
+        computing, filling = timing.array_cycles(operation, machine)
         return cls(
             *given,
             0,
             _counted(pooling),
             _counted(timing.fetch_cycles(source, kernels, machine)),
-            _counted(computing),
-            _counted(timing.filling_cycles(kernels, operation.destination, machine)),
-            _counted(timing.array_cycles(operation, machine) / ceil(kernels.count / together)),
+            _counted(timing.waiting_cycles(operation, computing, machine)),
+            _counted(filling),
+            _counted(computing / ceil(kernels.count / together)),
             _counted(timing.loading_cycles(source, kernels, machine)),
             _counted(timing.beginning_cycles(source, kernels, first, machine)),
             banks.entries_per_slice * source.height,

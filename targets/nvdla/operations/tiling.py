@@ -215,6 +215,8 @@ def divided_anew(machine: Machine, operation: Operation, preferred: int) -> Oper
         return operation
     banks = operation.banks
     data, left = divided_banks(machine, *banks.least, preferred)
+    if data == banks.data:
+        return operation
     return replace(operation, banks=replace(banks, data=data, weights=left - banks.mask))
 
 

@@ -59,15 +59,15 @@ TABLE_RATE = 4
 
 def cycles(operation: Operation, machine: Machine) -> int:
     """Clocks from enabling to interrupt, nothing else running."""
-    begin = START + latency(operation, machine)
+    read = read_by_memory(operation, machine)
+    begin = START + latency(read, machine)
     if not isinstance(operation, Convolution):
-        streamed = stream_cycles(operation, machine)
-        return ceil(begin + max(streamed, *_clocks(read_by_memory(operation, machine), machine)))
+        return ceil(begin + max(stream_cycles(operation, machine), *_clocks(read, machine)))
     kernels = operation.kernels
     exposed = fetch_cycles(operation.source, kernels, machine)
     rest = loading_cycles(operation.source, kernels, machine) - exposed
-    filling = filling_cycles(kernels, operation.destination, machine)
-    return ceil(begin + exposed + max(array_cycles(operation, machine), rest) + filling)
+    computing, filling = array_cycles(operation, machine)
+    return ceil(begin + exposed + max(computing, rest) + filling)
 
 
 def _clocks(moved: tuple[int, int], machine: Machine) -> tuple[float, float]:
@@ -75,19 +75,16 @@ def _clocks(moved: tuple[int, int], machine: Machine) -> tuple[float, float]:
     return moved[0] / machine.dram_bytes_per_cycle, moved[1] / machine.sram_bytes_per_cycle
 
 
-def latency(operation: Operation, machine: Machine) -> int:
-    """Clocks to the first response of memory: the slowest of those that the operation reads."""
-    dram, second = read_by_memory(operation, machine)
+def latency(read: tuple[int, int], machine: Machine) -> int:
+    """Clocks to the first response of memory: the slowest of those from which an operation reads bytes."""
+    dram, second = read
     return max(machine.latency if dram else 0, machine.sram_latency if second else 0)
 
 
-def moving_cycles(operation: Operation, machine: Machine) -> tuple[float, float]:
-    """Clocks of DRAM and of the second memory, for all reads or all writes, whichever are more."""
-    result = _by_memory(
-        ((result_surface(operation).address, cube_bytes(result_surface(operation), machine)),), machine
-    )
-    read = read_by_memory(operation, machine)
-    return _clocks((max(read[0], result[0]), max(read[1], result[1])), machine)
+def moving_cycles(operation: Operation, read: tuple[int, int], machine: Machine) -> tuple[float, float]:
+    """Clocks of DRAM and of the second memory, for all bytes read or all written, whichever are more."""
+    written = _written_by_memory(operation, machine)
+    return _clocks((max(read[0], written[0]), max(read[1], written[1])), machine)
 
 
 def programming_cycles(operation: Operation, machine: Machine) -> float:
@@ -126,24 +123,22 @@ def table_cycles(operation: Convolution | Elementwise, machine: Machine) -> floa
     return elements(operation.destination, machine) / TABLE_RATE if operation.sdp.table else 0.0
 
 
-def array_cycles(operation: Convolution, machine: Machine) -> float:
-    """Clocks of the MAC array, the accumulator and SDP for all results, if no weights are waited for."""
-    return max(compute_cycles(operation.kernels, operation.destination, machine), table_cycles(operation, machine))
+def array_cycles(operation: Convolution, machine: Machine) -> tuple[float, float]:
+    """compute_cycles with SDP's tables, if no weights are waited for."""
+    computing, filling = compute_cycles(operation.kernels, operation.destination, machine)
+    return max(computing, table_cycles(operation, machine)), filling
 
 
-def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
-    """Clocks of the MAC array, at least those of the accumulator.
+def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> tuple[float, float]:
+    """Clocks of the MAC array, at least those of the accumulator; and beside them those of the array for its first
+    stripe or of the accumulator for the last.
 
     The array loads one CBUF entry of weights per clock while it uses the previous ones.
     """
-    stripes = sum(count * max(products, results) for products, results, count in _stripes(kernels, out, machine))
-    return ceil(kernels.count / machine.kernel_group(out.precision)) * stripes
-
-
-def filling_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
-    """Clocks of the array for its first stripe or of the accumulator for the last, beside those of the slower."""
     stripes = _stripes(kernels, out, machine)
-    return min(stripes[0][0], stripes[-1][1]) if stripes else 0.0
+    group = sum(count * max(products, results) for products, results, count in stripes)
+    filling = min(stripes[0][0], stripes[-1][1]) if stripes else 0.0
+    return ceil(kernels.count / machine.kernel_group(out.precision)) * group, filling
 
 
 def _stripes(kernels: Kernels, out: Surface, machine: Machine) -> list[tuple[float, float, int]]:
@@ -225,14 +220,13 @@ def loading_cycles(source: Surface, kernels: Kernels, machine: Machine) -> float
     return max(size / speed, kernels.moved_bytes / bytes_per_clock(kernels.address, machine))
 
 
-def waiting_cycles(operation: Convolution, machine: Machine) -> float:
-    """array_cycles with the time that the array waits for weights that do not fit their banks all at once.
+def waiting_cycles(operation: Convolution, whole: float, machine: Machine) -> float:
+    """The clocks of the array and the time that it waits for weights that do not fit their banks all at once.
 
     The array begins with a kernel group when it is there as a whole, the first one from the start. Its weights
     make room for others once it is computed.
     """
     kernels, held = operation.kernels, operation.banks.weights * machine.bank_bytes
-    whole = array_cycles(operation, machine)
     if kernels.bytes <= held:
         return whole
     count = ceil(kernels.count / machine.kernel_group(operation.source.precision))
@@ -272,10 +266,13 @@ def moved_bytes(operation: Operation, machine: Machine) -> int:
 
 def moved_by_memory(operation: Operation, machine: Machine) -> tuple[int, int]:
     """Bytes moved from or to DRAM, and from or to the second memory."""
+    written, (dram, second) = _written_by_memory(operation, machine), read_by_memory(operation, machine)
+    return dram + written[0], second + written[1]
+
+
+def _written_by_memory(operation: Operation, machine: Machine) -> tuple[int, int]:
     result = result_surface(operation)
-    own = _by_memory(((result.address, cube_bytes(result, machine)),), machine)
-    dram, second = read_by_memory(operation, machine)
-    return dram + own[0], second + own[1]
+    return _by_memory(((result.address, cube_bytes(result, machine)),), machine)
 
 
 def read_by_memory(operation: Operation, machine: Machine) -> tuple[int, int]:

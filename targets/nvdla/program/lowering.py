@@ -13,6 +13,7 @@ from npuc.host.allocation import allocate, lower_bound, peak
 from npuc.ir import Graph, Node
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.nvdla.emission import Emitter, kind
+from npuc.targets.nvdla.emission.describing import Described
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.weights import DIRECT
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
@@ -79,6 +80,8 @@ class Lowered:
     steps: tuple[Step, ...]
     emitted: tuple[Emitted, ...]
     operations: tuple[Produced, ...]
+    engines: Sequence[Sequence[Described]]
+    """What they do of each operation."""
     dram: Dram
     registers: bytes
     constants: bytes
@@ -122,6 +125,7 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
         tuple(program.steps),
         tuple(program.emitted),
         tuple(program.produced),
+        program.emitter.writer.described,
         Dram(BASE, max(end - BASE, 4096), (Image("weights.bin", constants.base),)),
         encode(program.emitter.writer.commands, program.emitter.writer.map),
         bytes(constants.image),

@@ -12,7 +12,6 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE
 from npuc.targets.nvdla.arithmetic.integer import kernel_extents
 from npuc.targets.nvdla.emission import kind
-from npuc.targets.nvdla.emission.describing import describe
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.operation import Convolution, result_surface
@@ -29,7 +28,7 @@ def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[s
         "machine": machine.as_dict(),
         "steps": [steps.as_json(step) for step in lowered.steps],
         "operations": [asdict(each) for each in lowered.operations],
-        **engines_as_json(describe(each, machine) for row in lowered.emitted for each in row.operations),
+        **engines_as_json(lowered.engines),
         "dram": asdict(lowered.dram),
         "report": summary(lowered, machine),
     }

@@ -13,7 +13,7 @@ Source: Table 35 (stride of cubes); NVDLA's documentation (up to 32 batches of d
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -79,16 +79,22 @@ class Placed:
     base: int
 
     def surface(
-        self, *, lanes: int | None = None, first_surface: int = 0, row: int = 0, rows: int | None = None
+        self,
+        *,
+        lanes: int | None = None,
+        first_surface: int = 0,
+        row: int = 0,
+        rows: int | None = None,
+        step: int = 1,
     ) -> Surface:
-        """The tensor, or some of its surfaces and rows, as registers describe it."""
+        """The tensor, or some of its surfaces and rows, every step-th, as registers describe it."""
         view, held = self.view, self.view.buffer
         return Surface(
-            self.base + view.window(first_surface, row),
+            self.base + view.window(first_surface, row * step),
             view.width,
             view.height if rows is None else rows,
             FORMATS[held.pixels].channels if held.pixels else view.extent if lanes is None else lanes,
-            held.atom_bytes if (view.width, rows or view.height) == (1, 1) else view.line_stride,
+            held.atom_bytes if (view.width, rows or view.height) == (1, 1) else view.line_stride * step,
             0 if held.pixels and held.surfaces == 1 else held.surface_stride,
             held.precision,
             held.pixels,
@@ -96,8 +102,10 @@ class Placed:
         )
 
 
-def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
-    """The geometry of a convolution whose input fills `lanes` lanes.
+def geometry(
+    graph: Graph, node: Node, lanes: int, kernels: int | None = None, form: WeightForm = DIRECT
+) -> Geometry:
+    """The geometry of a convolution, or of some of its kernels, whose input fills `lanes` lanes.
 
     A kernel one line high reads only every stride-th line, so its geometry leaves out the others (`line_step`).
     """
@@ -111,9 +119,9 @@ def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
     if skips and not window.begins[0] and (out_height - 1) * stride < height:
         height, stride, step = out_height, 1, stride
     return Geometry(
-        width, height, lanes, out_height, out_width, weights[0], kernel_height, kernel_width,
+        width, height, lanes, out_height, out_width, kernels or weights[0], kernel_height, kernel_width,
         stride, window.dilations[0], window.begins[0], tensor_precision(graph, node.inputs[0]),
-        window.strides[1], window.begins[1], window.reach[1], line_step=step,
+        window.strides[1], window.begins[1], window.reach[1], form, step,
     )  # fmt: skip
 
 
@@ -153,7 +161,7 @@ def sharing(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
     kernels = graph.shape(node.output)[1]
     while True:
         parts = parts_of(graph, node, (x, spaced(kernels, most, atom)), (atom, most), atom)
-        shapes = {replace(shape, channels=part.lanes, kernels=part.count) for part in parts}
+        shapes = {geometry(graph, node, part.lanes, part.count) for part in parts}
         if all(kernels_together(machine, each) >= min(group, each.kernels) for each in shapes):
             return most
         if most == 1:
@@ -171,11 +179,10 @@ class ConvolutionPart:
     """The first lane of the input, at the start of an atom."""
     lanes: int
 
-    def source(self, x: Placed, tile: RowTile, step: int = 1) -> Surface:
-        """The input that the pass reads, every step-th line."""
-        surface = self.lane // x.view.buffer.atom_elements
-        read = x.surface(lanes=self.lanes, first_surface=surface, row=tile.line * step, rows=tile.lines)
-        return replace(read, line_stride=read.line_stride * step)
+    def source(self, x: Placed, tile: RowTile, shape: Geometry) -> Surface:
+        """The input that the pass reads, every line_step-th line."""
+        first, step = self.lane // x.view.buffer.atom_elements, shape.line_step
+        return x.surface(lanes=shape.channels, first_surface=first, row=tile.line, rows=tile.lines, step=step)
 
     def result(self, y: Placed, tile: RowTile) -> Surface:
         """The part of the result that the pass writes."""
@@ -215,7 +222,7 @@ def dense_weights(graph: Graph, node: Node, part: ConvolutionPart, views: tuple[
     lanes_in, lanes_out = (view.lane_numbers for view in views)
     dense = np.zeros((part.count, part.lanes, *w.shape[2:]), w.dtype)
     inside = views[1].channels_in(part.first, part.count)
-    for group in np.unique(inside // kernels):
+    for group in dict.fromkeys((inside // kernels).tolist()):
         rows = inside[inside // kernels == group]
         columns = lanes_in[group * per_group : (group + 1) * per_group] - part.lane
         dense[np.ix_(lanes_out[rows] - part.first, columns)] = w[rows]

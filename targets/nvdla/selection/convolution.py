@@ -173,7 +173,7 @@ def _convolution(
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     window, banks = tile_window(context.graph, node, shape, tile), _banks(context, shape, tile)
     sdp = select_sdp(context, node, y, part.first, part.count, tile)
-    source = replace(part.source(x, tile, shape.line_step), channels=shape.channels)
+    source = part.source(x, tile, shape)
     result = _in_tiles(part.result(y, tile)) if winograd else part.result(y, tile)
     truncated = TRUNCATE(node), PRA_TRUNCATE(node)
     return Convolution(source, kernels, window, banks, sdp, result, None, *truncated)
@@ -304,8 +304,7 @@ def _shape(context: Context, node: Node, part: ConvolutionPart, x: Placed, form:
         lanes = FORMATS[held.pixels].channels if held.pixels else part.lanes
         if form.kind == "winograd":
             lanes = aligned(lanes, held.atom_elements)
-        found = geometry(context.graph, node, lanes)
-        context.shapes[key] = replace(found, kernels=part.count, form=form)
+        context.shapes[key] = geometry(context.graph, node, lanes, part.count, form)
     return context.shapes[key]
 
 
@@ -338,8 +337,11 @@ def _part_cycles(context: Context, node: Node, part: ConvolutionPart, x: Placed,
     kernels = Kernels(0, size, part.count, shape.kernel_height, shape.kernel_width, part.lanes, shape.kernel_bytes)
     count = -(-shape.out_height // _most_rows(context, node, shape))
     tiles = list(row_tiles(shape, equal_edges(shape.out_height, count)))
-    computed = sum(timing.compute_cycles(kernels, part.result(y, tile), context.machine) for tile in tiles)
-    return computed + sum(timing.fetch_cycles(part.source(x, tile), kernels, context.machine) for tile in tiles)
+    return sum(
+        timing.compute_cycles(kernels, part.result(y, tile), context.machine)[0]
+        + timing.fetch_cycles(part.source(x, tile, shape), kernels, context.machine)
+        for tile in tiles
+    )
 
 
 def _banks(context: Context, shape: Geometry, tile: RowTile) -> Banks:

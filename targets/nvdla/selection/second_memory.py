@@ -168,10 +168,10 @@ def _loads(operations: Sequence[Sequence[Operation]], machine: Machine) -> list[
     ends = pingpong.layer_ends(operations, machine)
     found: list[_Load] = []
     for (begin, end), each in zip(pairwise((0.0, *ends)), operations, strict=True):
-        moved = [timing.moving_cycles(operation, machine) for operation in each]
+        moved = [timing.moving_cycles(one, timing.read_by_memory(one, machine), machine) for one in each]
         dram, second = (sum(memory) for memory in zip(*moved, strict=True)) if moved else (0.0, 0.0)
         computed = sum(
-            timing.compute_cycles(one.kernels, one.destination, machine)
+            timing.compute_cycles(one.kernels, one.destination, machine)[0]
             for one in each
             if isinstance(one, Convolution)
         )
