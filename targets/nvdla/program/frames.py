@@ -11,7 +11,7 @@ Source: Arithmetic of NVDLA, CDMA: a mean for each channel, one scale, padding b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -26,20 +26,29 @@ from npuc.quantize.scales.model_scales import Steps, source_input
 from npuc.targets.nvdla.formats.pixels import Conversion
 from npuc.targets.nvdla.model.arithmetic import shift_right
 
-FRACTION_BITS = 12
-"""Of a scale: so many that no pixel lies halfway between two steps, and float32 tells all apart."""
+FINEST = 1 << 12
+"""Scales are this over odd numbers: no pixel lies halfway between two steps, and float32 tells all apart."""
+UNSEEN = 1 / 4096
+"""The share that each value of a pixel has at least, so that what no sample shows is not simply cut off."""
+EDGE = 1 / 64
+"""The share of pixels beside a border, whose padding is a mean less a fraction."""
+PIXELS = np.arange(1 << 8, dtype=np.uint8)
 
 
-def centred(graph: Graph) -> Graph:
-    """The graph whose normalised frames are centred only; the same object if there are none."""
-    made, constants = dict[str, Node](), dict[str, Array]()
+def centred(graph: Graph, counts: Callable[[str], Array]) -> tuple[Graph, dict[str, Steps]]:
+    """The graph whose normalised frames are centred only, and their steps; the same object if there are none.
+
+    counts: how often each value of a pixel occurs in the samples, (channels, 256), of a tensor that holds a frame.
+    """
+    made, constants, known = dict[str, Node](), dict[str, Array](), dict[str, Steps]()
     for node in graph.nodes:
         found = _normalisation(graph, node)
         if found is None:
             continue
         factors, shifts = found
         exact = -shifts / factors
-        means = np.rint(exact)
+        known[node.output] = steps = _steps(counts(node.inputs[0]), exact, factors)
+        means = _means(exact, steps)
         mean = f"{node.output}/mean"
         constants[mean] = means.astype(np.float32).reshape(-1, 1, 1)
         made[node.output] = Node("Sub", (node.inputs[0], mean), node.outputs, {}, node.name, node.sources)
@@ -50,17 +59,36 @@ def centred(graph: Graph) -> Graph:
             names = f"{each.output}/centred", f"{each.output}/offset"
             constants |= {names[0]: scaled.astype(np.float32), names[1]: (b + lost).astype(np.float32)}
             made[each.output] = replace(each, inputs=(node.output, *names))
-    return rebuild(graph, [made.get(each.output, each) for each in graph.nodes], constants) if made else graph
+    nodes = [made.get(each.output, each) for each in graph.nodes]
+    return (rebuild(graph, nodes, constants) if made else graph), known
 
 
-def known_steps(graph: Graph) -> dict[str, Steps]:
-    """The scale of each centred frame: a power of two over an odd number, so that all pixels are within 127."""
-    found = dict[str, Steps]()
-    for node in filter(is_centre, graph.nodes):
-        means = graph.constants[node.inputs[1]]
-        steps = int(127 * (1 << FRACTION_BITS) / max(np.abs(means).max(), (255 - means).max()))
-        found[node.output] = Steps(float(np.float32((1 << FRACTION_BITS) / (steps - 1 + steps % 2))))
-    return found
+def _steps(counts: Array, means: Array, factors: Array) -> Steps:
+    """The scale and the zero point with the least squared error of a frame's pixels on the samples.
+
+    counts: (channels, 256); means, factors: of each channel.
+    """
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) + UNSEEN
+    candidates = [
+        Steps(float(np.float32(FINEST / odd)), zero)
+        for odd in (*range(FINEST // 2 + 1, FINEST, 16), FINEST)
+        for zero in range(-64, 65, 4)
+    ]
+
+    def error(steps: Steps) -> float:
+        taken = _means(means, steps)
+        values = PIXELS - taken[:, None]
+        rounded = np.clip(np.rint(values / steps.scale) + steps.zero, -128, 127) - steps.zero
+        wrong = (shares * (rounded * steps.scale - values) ** 2).sum(axis=1) + EDGE * (taken - means) ** 2
+        return float(wrong @ factors**2)
+
+    return min(candidates, key=error)
+
+
+def _means(means: Array, steps: Steps) -> Array:
+    """The nearest means that CDMA subtracts with a whole number, given the zero point that it adds."""
+    added = steps.zero * steps.scale
+    return np.rint(means - added) + added
 
 
 def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array] | None:
@@ -97,7 +125,6 @@ def _parameters(graph: Graph, node: Node) -> tuple[Array, Array]:
     return w, graph.constants[node.inputs[2]].astype(np.float64) if len(node.inputs) > 2 else np.zeros(len(w))
 
 
-PIXELS = np.arange(1 << 8, dtype=np.uint8)
 MOST = (1 << 15) - 1
 """The largest offset and scale."""
 
