@@ -144,11 +144,15 @@ def network(
     return _network(graph, samples, machine, options, {})
 
 
-def _counts(graph: Graph, samples: Samples, frame: str) -> Array:
-    """How often each value of a pixel occurs in the samples, (channels, 256); frame: floats of (1, C, H, W)."""
+def _counts(graph: Graph, samples: Samples, frame: str, zero: int) -> Array:
+    """How often each value of a pixel occurs in the samples, (channels, 256).
+
+    frame: a tensor of (1, C, H, W) that holds pixels less `zero`.
+    """
     found = np.zeros((graph.shape(frame)[1], 256))
     for values in computed(graph, samples.feeds(), [frame]):
-        found += [np.bincount(each.reshape(-1).astype(np.uint8), minlength=256) for each in values[frame][0]]
+        pixels = (values[frame][0] + zero).astype(np.uint8)
+        found += [np.bincount(each.reshape(-1), minlength=256) for each in pixels]
     return found
 
 

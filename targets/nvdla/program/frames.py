@@ -35,22 +35,22 @@ EDGE = 1 / 64
 PIXELS = np.arange(1 << 8, dtype=np.uint8)
 
 
-def centred(graph: Graph, counts: Callable[[str], Array]) -> tuple[Graph, dict[str, Steps]]:
+def centred(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Graph, dict[str, Steps]]:
     """The graph whose normalised frames are centred only, and their steps; the same object if there are none.
 
-    counts: how often each value of a pixel occurs in the samples, (channels, 256), of a tensor that holds a frame.
+    counts: how often each value of a pixel occurs in the samples, (channels, 256), given a tensor that holds a
+    frame, and the value that is 0 in it.
     """
     made, constants, known = dict[str, Node](), dict[str, Array](), dict[str, Steps]()
     for node in graph.nodes:
         found = _normalisation(graph, node)
         if found is None:
             continue
-        factors, shifts = found
-        exact = -shifts / factors
-        known[node.output] = steps = _steps(counts(node.inputs[0]), exact, factors)
+        factors, exact, zero = found
+        known[node.output] = steps = _steps(counts(node.inputs[0], zero), exact, factors)
         means = _means(exact, steps)
         mean = f"{node.output}/mean"
-        constants[mean] = means.astype(np.float32).reshape(-1, 1, 1)
+        constants[mean] = (means - zero).astype(np.float32).reshape(-1, 1, 1)
         made[node.output] = Node("Sub", (node.inputs[0], mean), node.outputs, {}, node.name, node.sources)
         for each in graph.readers[node.output]:
             w, b = _parameters(graph, each)
@@ -91,9 +91,13 @@ def _means(means: Array, steps: Steps) -> Array:
     return np.rint(means - added) + added
 
 
-def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array] | None:
-    """Factors and shifts, in float64, of a convolution that only normalises a frame for others; otherwise None."""
-    if node.op != "Conv" or not _of_frame(graph, node.inputs[0]) or node.output in graph.outputs:
+def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array, int] | None:
+    """What a convolution that only normalises a frame for others does; None for other nodes.
+
+    The factor and the mean of each channel, in float64 and the units of the pixels, and the pixel that reads as 0.
+    """
+    zero = _zero(graph, node.inputs[0]) if node.op == "Conv" and node.output not in graph.outputs else None
+    if zero is None:
         return None
     channels, weight = graph.shape(node.inputs[0])[1], graph.constants.get(node.inputs[1])
     if weight is None or weight.shape != (channels, 1, 1, 1) or GROUP(node) != channels or ACTIVATION(node):
@@ -102,16 +106,18 @@ def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array] | None:
         return None
     factors, shifts = weight.reshape(-1).astype(np.float64), _parameters(graph, node)[1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (factors, shifts) if (np.abs(shifts / factors) < 1 << 14).all() else None
+        means = zero - shifts / factors
+    return (factors, means, zero) if (np.abs(means) < 1 << 14).all() else None
 
 
-def _of_frame(graph: Graph, name: str) -> bool:
-    """Whether a tensor holds the pixels of a frame as numbers."""
+def _zero(graph: Graph, name: str) -> int | None:
+    """The pixel that is 0 in a tensor of a frame's pixels as numbers; None for other tensors."""
     made = graph.producers.get(name)
     if made is None or made.op != "DequantizeLinear" or len(graph.readers[name]) > 1 or name in graph.outputs:
-        return False
+        return None
     source, (scale, zero) = source_input(graph, made.inputs[0]), (graph.constants.get(x) for x in made.inputs[1:])
-    return source is not None and scale is not None and zero is not None and (scale == 1).all() and not zero.any()
+    plain = source is not None and scale is not None and (scale == 1).all() and zero is not None and zero.size == 1
+    return zero.item() if plain and zero.dtype == np.uint8 else None
 
 
 def _is_dense(graph: Graph, node: Node, source: str) -> bool:
