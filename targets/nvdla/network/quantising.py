@@ -34,7 +34,7 @@ from npuc.targets.nvdla.formats.weights import KERNEL, WEIGHTS
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.program import lowering
-from npuc.targets.nvdla.program.frames import centred, is_centre
+from npuc.targets.nvdla.program.frames import centred, is_centre, whole
 from npuc.targets.nvdla.quantisation import in_fp16, quantise, wide_tensors, widened
 from npuc.targets.nvdla.quantisation.rounding import Moments, moments
 from npuc.targets.nvdla.quantisation.sums import Multiplied
@@ -200,6 +200,7 @@ def floats(
 
     Raises DoesNotFit (E301) for values out of range.
     """
+    graph = whole(graph)
     nodes = on_device(graph, machine, "fp16")
     seen = moments(graph, samples.feeds(), tensors_of(nodes))
     winograd = _transformed(graph, nodes, partial(in_fp16, graph, nodes), machine, options)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from npuc.host_nodes import BORDER, host_step
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import ACTIVATION, GROUP
+from npuc.ops.windows import window_of
 from npuc.quantize.scales.model_scales import Steps, source_input
 from npuc.targets.nvdla.formats.pixels import Conversion
 from npuc.targets.nvdla.model.arithmetic import shift_right
@@ -30,8 +32,8 @@ FINEST = 1 << 12
 """Scales are this over odd numbers: no pixel lies halfway between two steps, and float32 tells all apart."""
 UNSEEN = 1 / 4096
 """The share that each value of a pixel has at least, so that what no sample shows is not simply cut off."""
-EDGE = 1 / 64
-"""The share of pixels beside a border, whose padding is a mean less a fraction."""
+TOGETHER = 8
+"""The weight of an error of the padding, a mean less a fraction: it is the same all along a border."""
 PIXELS = np.arange(1 << 8, dtype=np.uint8)
 
 
@@ -47,7 +49,8 @@ def centred(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Graph, d
         if found is None:
             continue
         factors, exact, zero = found
-        known[node.output] = steps = _steps(counts(node.inputs[0], zero), exact, factors)
+        counted, padded = counts(node.inputs[0], zero), _padded(graph, node.output)
+        known[node.output] = steps = _steps(counted, exact, factors, padded)
         means = _means(exact, steps)
         mean = f"{node.output}/mean"
         constants[mean] = (means - zero).astype(np.float32).reshape(-1, 1, 1)
@@ -63,26 +66,34 @@ def centred(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Graph, d
     return (rebuild(graph, nodes, constants) if made else graph), known
 
 
-def _steps(counts: Array, means: Array, factors: Array) -> Steps:
+def _steps(counts: Array, means: Array, factors: Array, padded: float) -> Steps:
     """The scale and the zero point with the least squared error of a frame's pixels on the samples.
 
-    counts: (channels, 256); means, factors: of each channel.
+    counts: (channels, 256); means, factors: of each channel; padded: the share of padding.
     """
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) + UNSEEN
     candidates = [
         Steps(float(np.float32(FINEST / odd)), zero)
-        for odd in (*range(FINEST // 2 + 1, FINEST, 16), FINEST)
-        for zero in range(-64, 65, 4)
+        for odd in (*range(FINEST // 2 + 1, FINEST, 32), FINEST)
+        for zero in range(-32, 33)
     ]
 
     def error(steps: Steps) -> float:
         taken = _means(means, steps)
         values = PIXELS - taken[:, None]
         rounded = np.clip(np.rint(values / steps.scale) + steps.zero, -128, 127) - steps.zero
-        wrong = (shares * (rounded * steps.scale - values) ** 2).sum(axis=1) + EDGE * (taken - means) ** 2
-        return float(wrong @ factors**2)
+        wrong = (shares * (rounded * steps.scale - values) ** 2).sum(axis=1)
+        return float((wrong + TOGETHER * padded * (taken - means) ** 2) @ factors**2)
 
     return min(candidates, key=error)
+
+
+def _padded(graph: Graph, name: str) -> float:
+    """The largest share of padding in what a convolution reads of a tensor."""
+    area = prod(graph.shape(name)[2:])
+    windows = [window_of(each, graph.shape(each.inputs[1])[2:]) for each in graph.readers[name]]
+    whole = (prod(map(sum, zip(graph.shape(name)[2:], each.begins, each.ends, strict=True))) for each in windows)
+    return 1 - area / max(whole)
 
 
 def _means(means: Array, steps: Steps) -> Array:
@@ -97,7 +108,7 @@ def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array, int] | None:
     The factor and the mean of each channel, in float64 and the units of the pixels, and the pixel that reads as 0.
     """
     zero = _zero(graph, node.inputs[0]) if node.op == "Conv" and node.output not in graph.outputs else None
-    if zero is None:
+    if zero is None or len(graph.readers[node.inputs[0]]) > 1:
         return None
     channels, weight = graph.shape(node.inputs[0])[1], graph.constants.get(node.inputs[1])
     if weight is None or weight.shape != (channels, 1, 1, 1) or GROUP(node) != channels or ACTIVATION(node):
@@ -112,12 +123,49 @@ def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array, int] | None:
 
 def _zero(graph: Graph, name: str) -> int | None:
     """The pixel that is 0 in a tensor of a frame's pixels as numbers; None for other tensors."""
+    found = _dequantised(graph, name)
+    return found[1] if found is not None and found[0] == 1 else None
+
+
+def _dequantised(graph: Graph, name: str) -> tuple[float, int] | None:
+    """Scale and zero point of a tensor that holds a frame's bytes as numbers; None for other tensors."""
     made = graph.producers.get(name)
-    if made is None or made.op != "DequantizeLinear" or len(graph.readers[name]) > 1 or name in graph.outputs:
+    if made is None or made.op != "DequantizeLinear" or source_input(graph, made.inputs[0]) is None:
         return None
-    source, (scale, zero) = source_input(graph, made.inputs[0]), (graph.constants.get(x) for x in made.inputs[1:])
-    plain = source is not None and scale is not None and (scale == 1).all() and zero is not None and zero.size == 1
-    return zero.item() if plain and zero.dtype == np.uint8 else None
+    scale, zero = (graph.constants.get(each) for each in made.inputs[1:])
+    if scale is None or zero is None or scale.size != 1 or zero.dtype != np.uint8 or name in graph.outputs:
+        return None
+    return scale.item(), zero.item()
+
+
+def whole(graph: Graph) -> Graph:
+    """The graph for fp16, to which CDMA converts pixels less a whole number; the same object without frames.
+
+    Convolutions take the scale of a frame. One that only normalises becomes dense: no other reads images.
+    """
+    made, constants = dict[str, Node](), dict[str, Array]()
+    for node in graph.nodes:
+        found, readers = _dequantised(graph, node.output), graph.readers[node.output]
+        weights = [_weights(graph, each, node.output) for each in readers]
+        if found is None or any(each is None for each in weights):
+            continue
+        one = f"{node.output}/one"
+        constants[one] = np.ones_like(graph.constants[node.inputs[1]])
+        made[node.output] = replace(node, inputs=(node.inputs[0], one, node.inputs[2]))
+        for each, w in zip(readers, weights, strict=True):
+            name = f"{each.output}/of_pixels"
+            constants[name] = (w * found[0]).astype(np.float32)
+            dense = replace(each, inputs=(node.output, name, *each.inputs[2:]))
+            made[each.output] = dense.with_attrs(group=1)
+    return rebuild(graph, [made.get(each.output, each) for each in graph.nodes], constants) if made else graph
+
+
+def _weights(graph: Graph, node: Node, source: str) -> Array | None:
+    """The weights (K, C, R, S) of a convolution as a dense one, in float64; None if it is not to become one."""
+    w = graph.constants.get(node.inputs[1]) if node.op == "Conv" and node.inputs.count(source) == 1 else None
+    if w is None or GROUP(node) == 1:
+        return None if w is None else w.astype(np.float64)
+    return np.eye(len(w))[..., None, None] * w if w.shape == (graph.shape(source)[1], 1, 1, 1) else None
 
 
 def _is_dense(graph: Graph, node: Node, source: str) -> bool:
@@ -160,25 +208,30 @@ def raw_frames(graph: Graph, images: Iterable[str]) -> dict[str, RawFrame]:
 def _raw(graph: Graph, name: str) -> RawFrame | None:
     nodes = list(_before(graph, name))
     raw = nodes[-1].inputs[0] if nodes else name
-    if graph.tensors[raw].dtype != "uint8" or graph.tensors[name].dtype != "int8":
+    if graph.tensors[raw].dtype != "uint8" or graph.tensors[name].dtype not in LIMITS:
         return None
     steps = [host_step(graph, node, "", at_border=True) for node in reversed(nodes)]
     means = graph.constants[nodes[1].inputs[1]].reshape(-1) if len(nodes) > 2 else np.zeros(graph.shape(name)[1])
-    (first, zero), (last, middle) = steps[0].conversion_numbers(), steps[-1].conversion_numbers()
+    first, zero = steps[0].conversion_numbers()
+    last, middle = steps[-1].conversion_numbers() if nodes[0].op == "QuantizeLinear" else (1.0, 0)
     offsets = np.rint(zero + means / first - middle * last / first).astype(int).tolist()
-    wanted = _converted(graph, raw, name, steps)
+    wanted, limits = _converted(graph, raw, name, steps), LIMITS[graph.tensors[name].dtype]
     for truncate in range(15):
         factor = round((1 << truncate) * first / last)
         conversion = Conversion(tuple(offsets), factor, truncate)
-        if max(factor, *map(abs, offsets)) <= MOST and np.array_equal(_by_cdma(conversion), wanted):
+        if max(factor, *map(abs, offsets)) <= MOST and np.array_equal(_by_cdma(conversion, limits), wanted):
             return RawFrame(raw, conversion, tuple(nodes))
     return None
 
 
-def _by_cdma(conversion: Conversion) -> Array:
+LIMITS = {"int8": (-128, 127), "float32": (-2048, 2048)}
+"""What CDMA gives, by the type on the host: fp16 holds these whole numbers exactly."""
+
+
+def _by_cdma(conversion: Conversion, limits: tuple[int, int]) -> Array:
     """What CDMA makes of every value of a pixel, (channels, 256)."""
     less = np.subtract(PIXELS, np.array(conversion.offsets)[:, None], dtype=np.int64)
-    return np.clip(shift_right(less * conversion.scale, conversion.truncate), -128, 127)
+    return np.clip(shift_right(less * conversion.scale, conversion.truncate), *limits)
 
 
 def _before(graph: Graph, name: str) -> Iterator[Node]:
