@@ -86,6 +86,8 @@ def choose(
     images: dict[str, str] = {}
     for name in loaded if asked != "direct" else ():
         for pixels in _pixels(context.graph, name, raw=name in raw):
+            if asked == "one-plane" and len(FORMATS[pixels].planes) > 1:
+                continue
             trial = _with_image(context, name, pixels)
             others = {
                 each.output: _alternatives(trial, each, _image_forms) for each in context.graph.readers[name]
@@ -110,6 +112,7 @@ def _best(alternatives: Sequence[Alternative], asked: str) -> Alternative:
     plain = [each for each in alternatives if not each.form.compressed]
     wanted = {
         "auto": alternatives,
+        "one-plane": alternatives,
         "direct": [each for each in alternatives if each.form == DIRECT],
         "sparse": [each for each in alternatives if each.form.compressed],
         "winograd": [each for each in plain if each.form.kind == "winograd"],
