@@ -205,16 +205,20 @@ MACHINES = ("nvdla-small", "nvdla-large", "nvdla-full")
 
 
 @pytest.mark.parametrize("target", MACHINES)
-@pytest.mark.parametrize("preset", ["imagenet", "caffe-bgr", "tf", "yolo"])
-def test_cdma_converts_frames_at_no_cost(target: str, preset: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("preset", "frame"),
+    [("imagenet", "rgb"), ("imagenet", "bgr"), ("caffe-bgr", "bgr"), ("tf", "rgba"), ("yolo", "bgra")],
+)
+def test_cdma_converts_frames_at_no_cost(target: str, preset: str, frame: str, tmp_path: Path) -> None:
     folder, model = photos(tmp_path), network(tmp_path, pad=1)
     made, plain = (
-        api.compile(model, target, calibration=folder, input={"preset": preset, **more})
-        for more in ({}, {"frame": "float"})
+        api.compile(model, target, calibration=folder, input={"preset": preset, "frame": each})
+        for each in (frame, "float")
     )
-    assert made.report["cycles"] == plain.report["cycles"] and made.report["proof"]["bit_exact"]
+    most = 1.02 if len(frame) > 3 else 1  # of four bytes a pixel
+    assert made.report["cycles"] <= plain.report["cycles"] * most and made.report["proof"]["bit_exact"]
     steps = [each for each in made.program.manifest["steps"] if each["kind"] == "host"]
-    assert {each["op"] for each in steps if "x" in each["inputs"][0]} <= {"Transpose", "Gather"}
+    assert {each["op"] for each in steps if "x" in each["inputs"][0]} <= {"Transpose"}
     loads = next(each["loads"] for each in made.program.manifest["steps"] if "loads" in each)
     assert [each["place"]["precision"] for each in loads] == ["uint8"]
     exact = run(model, plain.samples(folder).inputs["x"])
@@ -249,12 +253,17 @@ def test_whether_cdma_converts_is_known_before_the_network_is_improved(
     assert searched == ["once", "once"]
 
 
-@pytest.mark.parametrize(("preset", "pad"), [("imagenet", 0), ("imagenet", 1), ("yolo", 1), ("mtcnn", 3)])
-def test_cdma_converts_frames_to_fp16(preset: str, pad: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("preset", "frame", "pad"),
+    [("imagenet", "rgb", 0), ("imagenet", "rgba", 1), ("yolo", "bgr", 1), ("mtcnn", "bgra", 3)],
+)
+def test_cdma_converts_frames_to_fp16(preset: str, frame: str, pad: int, tmp_path: Path) -> None:
     folder, model = photos(tmp_path), network(tmp_path, pad=pad)
     made, plain = (
-        api.compile(model, "nvdla-full", precision="fp16", calibration=folder, input={"preset": preset, **more})
-        for more in ({}, {"frame": "float"})
+        api.compile(
+            model, "nvdla-full", precision="fp16", calibration=folder, input={"preset": preset, "frame": each}
+        )
+        for each in (frame, "float")
     )
     steps = made.program.manifest["steps"]
     assert {each["op"] for each in steps if each["kind"] == "host" and "x" in each["inputs"]} <= {"Transpose"}

@@ -139,7 +139,7 @@ def network(
     """The integer network, and the trials that improved it; CDMA takes the means from frames if it can."""
     if options.precision == "int8" and machine.scales != POWER_OF_TWO:
         frames, steps = centred(graph, partial(_counts, graph, samples))
-        if steps and _reads_raw(frames, steps, machine, options):
+        if frames is not graph and _reads_raw(frames, steps, machine, options):
             return _network(frames, samples, machine, options, steps)
     return _network(graph, samples, machine, options, {})
 

@@ -22,7 +22,7 @@ from npuc.host.step import HostStep
 from npuc.host_nodes import BORDER, host_step
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
-from npuc.ops.attributes import ACTIVATION, GROUP
+from npuc.ops.attributes import ACTIVATION, AXES, ENDS, GROUP, SELECTS, STARTS, STEPS
 from npuc.ops.windows import window_of
 from npuc.quantize.scales.model_scales import Steps, source_input
 from npuc.targets.nvdla.formats.pixels import Conversion
@@ -35,6 +35,8 @@ UNSEEN = 1 / 4096
 TOGETHER = 8
 """The weight of an error of the padding, a mean less a fraction: it is the same all along a border."""
 PIXELS = np.arange(1 << 8, dtype=np.uint8)
+MOST_CHANNELS = 4
+"""Of an image."""
 
 
 def centred(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Graph, dict[str, Steps]]:
@@ -43,7 +45,8 @@ def centred(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Graph, d
     counts: how often each value of a pixel occurs in the samples, (channels, 256), given a tensor that holds a
     frame, and the value that is 0 in it.
     """
-    made, constants, known = dict[str, Node](), dict[str, Array](), dict[str, Steps]()
+    graph, made, constants = _in_order(graph), dict[str, Node](), dict[str, Array]()
+    known = dict[str, Steps]()
     for node in graph.nodes:
         found = _normalisation(graph, node)
         if found is None:
@@ -86,6 +89,56 @@ def _steps(counts: Array, means: Array, factors: Array, padded: float) -> Steps:
         return float((wrong + TOGETHER * padded * (taken - means) ** 2) @ factors**2)
 
     return min(candidates, key=error)
+
+
+def _in_order(graph: Graph) -> Graph:
+    """The graph whose convolutions read frames in the order of their channels; the same object if all do.
+
+    A channel that is not selected has weights of 0. A normalisation moves before the selection.
+    """
+    made, constants = dict[str, Node](), dict[str, Array]()
+    for node in graph.nodes:
+        places, readers = _selected(graph, node), graph.readers[node.output]
+        if places is None or not readers or not _dequantised(graph, node.inputs[0]):
+            continue
+        channels, source = graph.shape(node.inputs[0])[1], node.inputs[0]
+        if len(readers) == 1 and GROUP(readers[0]) == len(places) > 1:
+            (normal,) = readers
+            weight = graph.constants.get(normal.inputs[1]) if normal.op == "Conv" else None
+            inside = weight is not None and weight.shape == (len(places), 1, 1, 1) and not ACTIVATION(normal)
+            if weight is None or not inside or normal.output in graph.outputs:
+                continue
+            factors, shifts = np.full((channels, 1, 1, 1), 2.0**-30), np.zeros(channels)
+            factors[places], shifts[places] = weight, _parameters(graph, normal)[1]
+            names, result = [f"{normal.output}/{each}" for each in ("factors", "shifts")], f"{normal.output}/all"
+            constants |= {names[0]: factors.astype(np.float32), names[1]: shifts.astype(np.float32)}
+            readers = graph.readers[normal.output]
+            new = replace(normal, inputs=(source, *names), outputs=(result,)).with_attrs(group=channels)
+            old, source = normal.output, result
+        else:
+            normal, new, old = None, None, node.output
+        if not readers or not all(_is_dense(graph, each, old) for each in readers):
+            continue
+        if normal is not None and new is not None:
+            made[normal.output] = new
+        for each in readers:
+            w = graph.constants[each.inputs[1]]
+            name = f"{each.output}/in_order"
+            constants[name] = np.zeros((len(w), channels, *w.shape[2:]), w.dtype)
+            constants[name][:, places] = w
+            made[each.output] = replace(each, inputs=(source, name, *each.inputs[2:]))
+    return rebuild(graph, [made.get(each.output, each) for each in graph.nodes], constants) if made else graph
+
+
+def _selected(graph: Graph, node: Node) -> list[int] | None:
+    """The channels that a node selects from its input, each once at most; None for other nodes."""
+    channels = graph.shape(node.inputs[0])[1] if node.inputs and len(graph.shape(node.inputs[0])) == 4 else 0
+    if node.output in graph.outputs or channels > MOST_CHANNELS:
+        return None
+    if node.op == "Slice" and AXES(node) == (1,):
+        return [*range(channels)][STARTS(node)[0] : ENDS(node)[0] : STEPS(node)[0]]
+    w = graph.constants.get(node.inputs[1]) if node.op == "Conv" and SELECTS(node) else None
+    return None if w is None or w.shape[1:] != (channels, 1, 1) else w[:, :, 0, 0].argmax(axis=1).tolist()
 
 
 def _padded(graph: Graph, name: str) -> float:
@@ -143,7 +196,7 @@ def whole(graph: Graph) -> Graph:
 
     Convolutions take the scale of a frame. One that only normalises becomes dense: no other reads images.
     """
-    made, constants = dict[str, Node](), dict[str, Array]()
+    graph, made, constants = _in_order(graph), dict[str, Node](), dict[str, Array]()
     for node in graph.nodes:
         found, readers = _dequantised(graph, node.output), graph.readers[node.output]
         weights = [_weights(graph, each, node.output) for each in readers]
