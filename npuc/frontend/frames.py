@@ -1,8 +1,9 @@
 """Frames in place of a model's image inputs: the conversion of pixels as nodes of the model.
 
 A frame of bytes is dequantised, brought into the model's layout and order, and normalised. Where all channels have
-one mean, a whole number, this is one DequantizeLinear: a scale and a zero point. Otherwise passes fold the rest
-into the first convolution; where that has padding, which is not normalised, it is a layer of its own.
+one mean, a whole number, this is one DequantizeLinear: a scale and a zero point. Otherwise it gives the distance
+from the middle, and passes fold the rest into the first convolution; where that has padding, which is not
+normalised, it is a layer of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from npuc.text.escaping import Names
 
 DEQUANTISES = 10
 """The first opset with DequantizeLinear; before it the host converts."""
+MIDDLE = 128
+"""The zero point of frames without a whole mean: rounded weights add up least errors for values around 0."""
 
 
 def add_frames(model: onnx.ModelProto, images: Sequence[Description]) -> onnx.ModelProto:
@@ -72,7 +75,7 @@ class _Nodes:
         axis, in_yuv = described.axis, described.given in yuv.YUV
         wide = [np.broadcast_to(np.array(each, np.float64), len(channels)) for each in (mean, std)]
         whole = len(set(wide[0])) == 1 and 0 <= mean[0] <= PIXEL and mean[0].is_integer()
-        zero, step = int(mean[0]) if whole else 0, float(std[0]) if whole and len(set(wide[1])) == 1 else 1.0
+        zero, step = int(mean[0]) if whole else MIDDLE, float(std[0]) if whole and len(set(wide[1])) == 1 else 1.0
         if in_yuv:
             self._from_yuv(described)
             zero, step = 0, 1.0

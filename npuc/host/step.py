@@ -159,6 +159,14 @@ ROWS = ("Softmax", "LogSoftmax")
 """Operators that compute every row along an axis independently."""
 
 
+def less_128(before: HostStep, after: HostStep) -> bool:
+    """Whether two steps, one behind the other, turn the uint8 of a frame into int8, less 128."""
+    steps = [(each.op, each.attrs.get("scale"), each.attrs.get("dtype")) for each in (before, after)]
+    same = steps == [("DequantizeLinear", steps[0][1], "uint8"), ("QuantizeLinear", steps[0][1], "int8")]
+    zeros = (each.attrs.get("zero_point", 0) for each in (after, before))
+    return same and before.outputs == after.inputs and next(zeros) == next(zeros) - 128
+
+
 def quantise(x: Array, scale: float, zero: float = 0, dtype: str = "int8") -> Array:
     """Integers of float32 values: x / scale in float32, rounded half to even, plus zero, saturated (as in ONNX).
 

@@ -16,6 +16,7 @@ from npuc.targets.bm1684.simulate import running, simulator
 from tests.bm1684.kernels import vendor_libraries
 from tests.cli.process import SYNTHETIC, npuc
 from tests.files import arrays
+from tests.images.making import SIZE, network, photos
 
 DEVICE = Path(__file__).with_name("bmlib") / "vendor_device.cpp"
 SONAME = "libbackend_1684.so"
@@ -73,6 +74,36 @@ def test_an_exported_launcher_gives_what_run_gives(name: str, options: tuple[str
             assert (mask * np.frombuffer(found, np.uint8) == mask * expected).all()
         else:
             assert found == values.astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_launcher_takes_the_bytes_of_frames(batch: int, tmp_path: Path) -> None:
+    libraries = vendor_libraries()
+    if shutil.which("g++") is None or shutil.which("make") is None:
+        pytest.skip("there is no g++ or make")
+    artefact, folder = tmp_path / "a.npu", tmp_path / "out"
+    model = network(tmp_path, (batch, 3, SIZE, SIZE))
+    options = ("--precision", "int8", "--input", "imagenet", "--calibration", photos(tmp_path, 10))
+    npuc("compile", model, "--target", "bm1684", "-o", artefact, *options).done()
+    frames = np.random.default_rng(3).integers(0, 256, (2, batch, SIZE, SIZE, 3)).astype(np.uint8)
+    np.savez(tmp_path / "x.npz", x=frames)
+    npuc(
+        "export", artefact, "--format", "okkernel", "-o", folder, "--self-test", "--data", tmp_path / "x.npz"
+    ).done()
+    source = (folder / "npuc_net_launch.cpp").read_text("utf-8")
+    assert (
+        "npuc_net_run(bm_handle_t handle, const void *weights, const std::uint8_t *frame_0, void *output_0)"
+        in source
+    )
+    launched = built(folder, "npuc_net", libraries)
+    for sample, pixels in enumerate(frames):
+        tests = folder / "self_test" / str(sample)
+        assert (tests / "input_0.bin").read_bytes() == pixels.tobytes()
+        command = [str(launched), "weights.bin", str(tests / "input_0.bin"), "found.bin"]
+        subprocess.run(command, cwd=folder, env={"SYSTEM_BYTES": str(ROOM)}, capture_output=True, check=True)
+        files = (folder / "found.bin", tests / "output_0.bin", folder / "self_test" / "mask_0.bin")
+        found, wanted, mask = (np.fromfile(each, np.uint8) for each in files)
+        assert mask.any() and (mask * found == mask * wanted).all()
 
 
 @pytest.mark.skipif(None in (shutil.which("cmake"), shutil.which("g++")), reason="there is no cmake or g++")

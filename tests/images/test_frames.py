@@ -23,6 +23,7 @@ from npuc.images.description import PRESETS, bind, describe
 from npuc.images.yuv import from_rgb
 from npuc.ir import Array, TensorType
 from npuc.targets.easynpu.export.c_plan import with_frames
+from npuc.targets.nvdla.network import quantising
 from tests.cli.process import SYNTHETIC, npuc
 from tests.images.making import SIZE, network, photos
 
@@ -204,21 +205,86 @@ MACHINES = ("nvdla-small", "nvdla-large", "nvdla-full")
 
 
 @pytest.mark.parametrize("target", MACHINES)
-@pytest.mark.parametrize("preset", ["imagenet", "caffe-bgr", "tf", "yolo"])
-def test_cdma_converts_frames_at_no_cost(target: str, preset: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("preset", "frame"),
+    [("imagenet", "rgb"), ("imagenet", "bgr"), ("caffe-bgr", "bgr"), ("tf", "rgba"), ("yolo", "bgra")],
+)
+def test_cdma_converts_frames_at_no_cost(target: str, preset: str, frame: str, tmp_path: Path) -> None:
     folder, model = photos(tmp_path), network(tmp_path, pad=1)
     made, plain = (
-        api.compile(model, target, calibration=folder, input={"preset": preset, **more})
-        for more in ({}, {"frame": "float"})
+        api.compile(model, target, calibration=folder, input={"preset": preset, "frame": each})
+        for each in (frame, "float")
     )
-    assert made.report["cycles"] == plain.report["cycles"] and made.report["proof"]["bit_exact"]
+    most = 1.02 if len(frame) > 3 else 1  # of four bytes a pixel
+    assert made.report["cycles"] <= plain.report["cycles"] * most and made.report["proof"]["bit_exact"]
     steps = [each for each in made.program.manifest["steps"] if each["kind"] == "host"]
-    assert {each["op"] for each in steps if "x" in each["inputs"][0]} <= {"Transpose", "Gather"}
+    assert {each["op"] for each in steps if "x" in each["inputs"][0]} <= {"Transpose"}
     loads = next(each["loads"] for each in made.program.manifest["steps"] if "loads" in each)
     assert [each["place"]["precision"] for each in loads] == ["uint8"]
     exact = run(model, plain.samples(folder).inputs["x"])
     found, floats = (noise(each.run(folder)["y"].reshape(-1, 4), exact) for each in (made, plain))
     assert found > min(floats - 3, 38)  # of eight samples
+
+
+@pytest.mark.parametrize("pad", [1, 3])
+def test_cdma_s_frames_are_as_exact_as_floats(pad: int, tmp_path: Path) -> None:
+    folder, model = photos(tmp_path, 20), network(tmp_path, pad=pad)
+    made, plain = (
+        api.compile(model, "nvdla-small", calibration=folder, input={"preset": "imagenet", **more}, proof="off")
+        for more in ({}, {"frame": "float"})
+    )
+    exact = run(model, plain.samples(folder).inputs["x"])
+    found, floats = (each.run(folder)["y"].reshape(-1, 4) for each in (made, plain))
+    best = np.sort(exact, axis=1)
+    clear = best[:, -1] - best[:, -2] > 0.05  # others could change places by one step
+    assert clear.sum() >= 18 and (found.argmax(axis=1) == floats.argmax(axis=1))[clear].all()
+    assert abs(noise(found, exact) - noise(floats, exact)) <= 0.3
+
+
+def test_whether_cdma_converts_is_known_before_the_network_is_improved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+    best = quantising.best_network
+    monkeypatch.setattr(quantising, "best_network", lambda *given: searched.append("once") or best(*given))
+    folder, model = photos(tmp_path), network(tmp_path)
+    for weights in ("auto", "direct"):
+        api.compile(model, "nvdla-small", calibration=folder, input="imagenet", weights=weights, proof="off")
+    assert searched == ["once", "once"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "frame", "pad"),
+    [("imagenet", "rgb", 0), ("imagenet", "rgba", 1), ("yolo", "bgr", 1), ("mtcnn", "bgra", 3)],
+)
+def test_cdma_converts_frames_to_fp16(preset: str, frame: str, pad: int, tmp_path: Path) -> None:
+    folder, model = photos(tmp_path), network(tmp_path, pad=pad)
+    made, plain = (
+        api.compile(
+            model, "nvdla-full", precision="fp16", calibration=folder, input={"preset": preset, "frame": each}
+        )
+        for each in (frame, "float")
+    )
+    steps = made.program.manifest["steps"]
+    assert {each["op"] for each in steps if each["kind"] == "host" and "x" in each["inputs"]} <= {"Transpose"}
+    loads = next(each["loads"] for each in steps if "loads" in each)
+    assert [each["place"]["precision"] for each in loads] == ["uint8"]
+    exact = run(model, plain.samples(folder).inputs["x"])
+    found, floats = (noise(each.run(folder)["y"].reshape(-1, 4), exact) for each in (made, plain))
+    assert found > min(floats - 1, 60)
+
+
+def test_a_frame_that_others_read_as_floats_is_no_image_of_bytes(tmp_path: Path) -> None:
+    # 1 / 255 is no whole number: what the maximum reads cannot come from CDMA
+    proto = onnx.load(network(tmp_path))
+    proto.graph.node.append(onnx.helper.make_node("GlobalMaxPool", ["x"], ["z"], "most"))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, (1, 3, 1, 1)))
+    onnx.save(proto, tmp_path / "two.onnx")
+    folder = photos(tmp_path)
+    made = api.compile(tmp_path / "two.onnx", "nvdla-full", precision="fp16", calibration=folder, input="yolo")
+    (frames,) = made.samples(folder).inputs.values()
+    found = made.run({"x": frames})
+    np.testing.assert_allclose(found["z"].reshape(-1, 3), frames.max(axis=(1, 2, 3)) / 255, rtol=1e-3)
 
 
 def test_a_mean_before_a_form_that_reads_no_image_stays_a_layer(tmp_path: Path) -> None:

@@ -16,12 +16,15 @@ import numpy as np
 import onnx
 import pytest
 
+import npuc as api
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import target
 from npuc.targets.nvdla.machine.registers import Command, Poll, Wait, Write, register_map
 from npuc.targets.nvdla.model import ChipModel, DeviceMemory
 from npuc.targets.nvdla.program.artefact import STATUS, Contents, Segment
+from tests.images.making import SIZE, photos
+from tests.images.making import network as pictured
 from tests.nvdla.networks import compiled
 from tests.onnx_models import network, node, parse, weights
 
@@ -125,6 +128,22 @@ def classifier() -> onnx.ModelProto:
 )
 def test_a_classifier_runs_as_the_simulator_runs_it(name: str, precision: str, tmp_path: Path) -> None:
     check(classifier(), tmp_path, name, precision)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "pad"),
+    [("nvdla-small", "int8", 1), ("nvdla-full", "int8", 0), ("nvdla-full", "fp16", 1)],
+)
+def test_npuc_run_takes_the_bytes_of_a_frame(name: str, precision: str, pad: int, tmp_path: Path) -> None:
+    folder = photos(tmp_path)
+    program = api.compile(
+        pictured(tmp_path, pad=pad), name, precision=precision, calibration=folder, input="imagenet"
+    ).program
+    frame = np.random.default_rng(3).integers(0, 256, (1, SIZE, SIZE, 3)).astype(np.uint8)
+    (wanted,) = target(name).runner(program)({"x": frame[None]}).values()
+    output = np.full(program.outputs[0].shape, np.nan, np.float32)
+    assert run(program, library(program, name, tmp_path), [frame], [output]) == 0
+    np.testing.assert_allclose(output, wanted[0], rtol=2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("wide", ["a", "e"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 import npuc as api
 from npuc.errors import ArtefactError
+from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import target
 from npuc.targets.nvdla import loadable as loadables
@@ -83,7 +85,7 @@ def test_the_outputs_of_the_firmware_are_those_of_the_program(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_loadable_takes_the_bytes_of_a_grey_photo(name: str, tmp_path: Path) -> None:
-    # nvdla_runtime --image photo.pgm: T_R8 (0), the photo's extents, lines from line stride to line stride
+    # for a caller that fills the buffer: T_R8 (0), the photo's extents, lines from line stride to line stride
     program = api.compile(
         pictured(tmp_path, (1, 1, SIZE, SIZE)),
         name,
@@ -104,6 +106,49 @@ def test_a_loadable_takes_the_bytes_of_a_grey_photo(name: str, tmp_path: Path) -
     found = np.frombuffer(after.output(out.name), np.int8)[:4] * np.float32(scale)
     feeds = {"x": frame.reshape(1, *program.inputs[0].shape)}
     np.testing.assert_array_equal(found, target(name).runner(program)(feeds)["y"].ravel())
+
+
+def of_stock_runtime(photo: Array, tensor: schema.TensorDesc, mean: Sequence[float], normalise: int) -> bytes:
+    """What nvdla_runtime --image photo.jpg --mean .. --normalize .. makes of (H, W, 3) RGB in an input's buffer.
+
+    Its JPEGs are B, G, R. It knows T_R8 (0), T_A16B16G16R16_F (8), T_A8B8G8R8 (12) and features; int8 (4), as
+    which it stores 0..127, and fp16 (2); of others, uint8 included, it copies nothing.
+    """
+    half = tensor.data_type == 2
+    assert (tensor.pixel_format, tensor.data_type) in ((8, 2), (12, 4))
+    assert (tensor.h, tensor.w) == photo.shape[:2]
+    buffer, each = np.zeros(tensor.size, np.uint8), 2 if half else 1
+    for (y, x, z), value in np.ndenumerate(photo[..., ::-1]):
+        made = np.float16((float(value) - mean[z]) / normalise) if half else np.int8(int(value) * 127 / 255 + 0.5)
+        at = y * tensor.stride_1 + x * 4 * each + z * each
+        buffer[at : at + each] = np.frombuffer(made.tobytes(), np.uint8)
+    return buffer.tobytes()
+
+
+@pytest.mark.parametrize(("name", "precision"), [(each, "int8") for each in TARGETS] + [("nvdla-full", "fp16")])
+def test_the_stock_runtime_fills_the_input_with_a_colour_photo(name: str, precision: str, tmp_path: Path) -> None:
+    half = precision == "fp16"
+    mean, std = ([103.0, 117.0, 123.5], 64) if half else ([0.0] * 3, 255)
+    program = api.compile(
+        pictured(tmp_path, (1, 3, SIZE, SIZE)),
+        name,
+        precision=precision,
+        calibration=photos(tmp_path),
+        weights="one-plane",
+        input={"order": "bgr", "mean": mean, "std": std, "frame": "float"},
+        **({} if half else {"scales_in": {"x": {"scale": 1 / 127}}}),
+    ).program
+    loadable = loadables.read(target(name).exported(program, "loadable")["network.nvdla"])
+    assert list(broken(loadable, machines.load(name))) == []
+    tensor, out = loadable.tensor_desc_list
+    photo = np.random.default_rng(3).integers(0, 256, (SIZE, SIZE, 3)).astype(np.uint8)
+    after = run(loadable, machines.load(name), {tensor.name: of_stock_runtime(photo, tensor, mean, std)})
+    found = np.frombuffer(after.output(out.name), np.float16 if half else np.int8)[:4].astype(np.float32)
+    if not half:
+        steps = program.manifest["steps"]
+        found *= np.float32(next(s for s in steps if s.get("op") == "DequantizeLinear")["attrs"]["scale"])
+    x = ((photo[..., ::-1].astype(np.float32) - np.float32(mean)) / np.float32(std)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(found, target(name).runner(program)({"x": x[None, None]})["y"].ravel())
 
 
 def test_rules_have_names_and_say_what_they_demand() -> None:

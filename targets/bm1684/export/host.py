@@ -7,9 +7,18 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from npuc.host.c_text import FOLDER, comparing, network_name
+from npuc.host.step import less_128
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.targets.bm1684.program.artefact import WEIGHTS_FILE, Contents, KernelPort, MemoryRegion, to_words
+from npuc.targets.bm1684.program.artefact import (
+    OFFSETS,
+    WEIGHTS_FILE,
+    Contents,
+    KernelPort,
+    MemoryRegion,
+    of_words,
+    to_words,
+)
 from npuc.targets.bm1684.simulate.running import Runner
 from npuc.text.escaping import c_string
 
@@ -21,7 +30,7 @@ TEXT = """\
 // Link with bmlib, and with the library that okkernel's host part is in.
 #include <bmlib_runtime.h>
 
-#include <cstdio>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -47,6 +56,9 @@ struct Region {{
     std::size_t bytes;
     bool is_read;
     bool is_written;
+    std::size_t images;  // of frames, whose bytes become words of four images; 0: as they are
+    unsigned flipped;    // bits of each byte of a frame
+    std::size_t given() const {{ return images > 0 ? bytes / ((images + 3) / 4 * 4) * images : bytes; }}
 }};
 
 const Region REGIONS[] = {{
@@ -63,40 +75,70 @@ std::vector<char> contents(const char *path, std::size_t bytes)
     return data;
 }}
 
+std::vector<char> stored(const Region &region, const void *from)
+{{
+    const char *data = static_cast<const char *>(from);
+    if (region.images == 0)
+        return std::vector<char>(data, data + region.bytes);
+    std::vector<char> words(region.bytes);
+    const std::size_t each = region.given() / region.images;
+    for (std::size_t n = 0; n < region.images; n++)
+        for (std::size_t i = 0; i < each; i++)
+            words[(n / 4 * each + i) * 4 + n % 4] = static_cast<char>(data[n * each + i] ^ region.flipped);
+    return words;
+}}
+
 }}  // namespace
 
-int main(int count, char **values)
+// An inference on an open device: weights.bin, inputs and outputs, as many bytes as REGIONS say.
+extern "C" void {name}_run(bm_handle_t handle, {parameters})
 {{
-    expect(count == {values} + 1, "usage: launch WEIGHTS.bin {usage}; the number of arguments");
-    bm_handle_t handle;
-    expect(bm_dev_request(&handle, 0) == BM_SUCCESS, "opening the device");
+    const void *const given[] = {{{read}}};
+    void *const wanted[] = {{{written}}};
+    const void *const *from = given;
+    void *const *to = wanted;
     std::vector<bm_device_mem_t> memory(COUNT);
     std::vector<unsigned long long> args;
-    int next = 1;
     for (std::size_t i = 0; i < COUNT; i++) {{
         const Region &region = REGIONS[i];
         const std::size_t bytes = region.bytes > 0 ? region.bytes : 1;
         expect(bm_malloc_device_byte(handle, &memory[i], bytes) == BM_SUCCESS, region.name);
         args.push_back(bm_mem_get_device_addr(memory[i]));
         if (region.is_read) {{
-            std::vector<char> data = contents(values[next++], region.bytes);
+            std::vector<char> data = stored(region, *from++);
             expect(bm_memcpy_s2d(handle, memory[i], data.data()) == BM_SUCCESS, region.name);
         }}
     }}
     const unsigned int size = static_cast<unsigned int>(args.size() * sizeof(args[0]));
     expect(okkernel_launch_sync(handle, "{kernel}", args.data(), size) == BM_SUCCESS, "the kernel");
     for (std::size_t i = 0; i < COUNT; i++) {{
-        const Region &region = REGIONS[i];
-        if (region.is_written) {{
-            std::vector<char> data(region.bytes);
-            expect(bm_memcpy_d2s(handle, data.data(), memory[i]) == BM_SUCCESS, region.name);
-            std::ofstream(values[next++], std::ios::binary).write(data.data(), static_cast<long>(data.size()));
-        }}
+        if (REGIONS[i].is_written)
+            expect(bm_memcpy_d2s(handle, *to++, memory[i]) == BM_SUCCESS, REGIONS[i].name);
         bm_free_device(handle, memory[i]);
     }}
+}}
+
+#ifndef NPUC_NO_MAIN
+int main(int count, char **values)
+{{
+    expect(count == {values} + 1, "usage: launch WEIGHTS.bin {usage}; the number of arguments");
+    bm_handle_t handle;
+    expect(bm_dev_request(&handle, 0) == BM_SUCCESS, "opening the device");
+    std::vector<std::vector<char>> given, wanted;
+    char **next = values + 1;
+    for (const Region &region : REGIONS) {{
+        if (region.is_read)
+            given.push_back(contents(*next++, region.given()));
+        if (region.is_written)
+            wanted.emplace_back(region.bytes);
+    }}
+    {name}_run(handle, {arguments});
+    for (const std::vector<char> &data : wanted)
+        std::ofstream(*next++, std::ios::binary).write(data.data(), static_cast<long>(data.size()));
     bm_dev_free(handle);
     return EXIT_SUCCESS;
 }}
+#endif
 """
 
 WORDS = """Tensors are of 8 bits in words of four images (4N): map.json
@@ -105,27 +147,59 @@ WORDS = """Tensors are of 8 bits in words of four images (4N): map.json
 
 
 def launcher(contents: Contents) -> str:
-    """The C++ program that reads weights and inputs from files, launches the kernel and writes the outputs."""
-    inputs = [f"INPUT{number}.bin" for number in range(_count(contents, "input"))]
-    outputs = [f"OUTPUT{number}.bin" for number in range(_count(contents, "output"))]
+    """The C++ program that reads weights and inputs, frames as they are, launches the kernel, writes outputs."""
+    inputs = [each for each in contents.regions if _is(contents, each, "input")]
+    outputs = [
+        f"output_{number}" for number in range(sum(_is(contents, each, "output") for each in contents.regions))
+    ]
+    frames = frames_of(contents)
+    read = [f"{('input', 'frame')[each.name in frames]}_{number}" for number, each in enumerate(inputs)]
+    pointers = [f"const {'std::uint8_t' if name[0] == 'f' else 'void'} *{name}" for name in read]
+    given = [
+        f"reinterpret_cast<const std::uint8_t *>(given[{at}].data())" if name[0] == "f" else f"given[{at}].data()"
+        for at, name in enumerate(("weights", *read))
+    ]
+    files = [f"{name.replace('_', '').upper()}.bin" for name in (*read, *outputs)]
     return TEXT.format(
         kernel=contents.kernel,
+        name=contents.kernel.removesuffix("_kernel"),
         tensors=WORDS if contents.fixed else "All tensors are fp32 in the continuous layout.",
-        usage=" ".join([*inputs, *outputs]),
-        regions="\n".join(_regions(contents)),
-        values=1 + len(inputs) + len(outputs),
+        usage=" ".join(files),
+        regions="\n".join(_regions(contents, frames)),
+        values=1 + len(files),
+        parameters=", ".join(["const void *weights", *pointers, *(f"void *{name}" for name in outputs)]),
+        read=", ".join(["weights", *read]),
+        written=", ".join(outputs),
+        arguments=", ".join([*given, *(f"wanted[{at}].data()" for at in range(len(outputs)))]),
     )
 
 
-def _count(contents: Contents, direction: str) -> int:
-    return sum(place.direction == direction for place in contents.placements)
+def frames_of(contents: Contents) -> dict[str, KernelPort]:
+    """The input regions that hold a frame, less 128, and nothing else, by name."""
+    steps = {name: each for each in contents.steps for name in each.outputs}
+    found: dict[str, KernelPort] = {}
+    for region in contents.regions:
+        places = [each for each in contents.placements if each.region == region.name]
+        after = steps.get(places[0].tensor) if len(places) == 1 else None
+        before = steps.get(after.inputs[0]) if after is not None and after.inputs else None
+        if after is None or before is None or before.inputs[0] in steps or not less_128(before, after):
+            continue
+        if (
+            sum(before.inputs[0] in each.inputs for each in contents.steps) == 1
+            and places[0].bytes == region.bytes
+        ):
+            found[region.name] = places[0]
+    return found
 
 
-def _regions(contents: Contents) -> Iterator[str]:
+def _regions(contents: Contents, frames: Mapping[str, KernelPort]) -> Iterator[str]:
     for region in contents.regions:
         read = region.file is not None or _is(contents, region, "input")
         written = _is(contents, region, "output")
-        yield f"    {{{c_string(region.name)}, {region.bytes}, {str(read).lower()}, {str(written).lower()}}},"
+        place = frames.get(region.name)
+        frame = (place.shape[0], 128 ^ int(OFFSETS[place.dtype])) if place else (0, 0)
+        values = ", ".join(str(each).lower() for each in (region.bytes, read, written, *frame))
+        yield f"    {{{c_string(region.name)}, {values}}},"
 
 
 def _is(contents: Contents, region: MemoryRegion, direction: str) -> bool:
@@ -208,9 +282,15 @@ class _RegionRecorder(Runner):
         return super()._results(memory)
 
     def _held(self, memory: Array, direction: str) -> list[bytes]:
-        """The bytes of the input or output regions."""
-        starts = [(self.starts[region.name], region.bytes) for region, _ in self.placed(direction)]
-        return [memory[start : start + size].tobytes() for start, size in starts]
+        """The bytes of the input or output regions; frames as they were given."""
+        frames = frames_of(self.contents)
+        found: list[bytes] = []
+        for region, place in self.placed(direction):
+            held = memory[self.starts[region.name] :][: region.bytes]
+            if region.name in frames:
+                held = of_words(held, place.shape, place.dtype).view(np.uint8) ^ np.uint8(128)
+            found.append(held.tobytes())
+        return found
 
     def placed(self, direction: str) -> list[tuple[MemoryRegion, KernelPort]]:
         """The input or output regions in the launcher's order, each with its first placement."""

@@ -19,7 +19,7 @@ from npuc.errors import UnsupportedOperator
 from npuc.frozen import frozen
 from npuc.host.allocation import Buffer, allocate, peak
 from npuc.host.copies import MOVES, Copy, copy_between
-from npuc.host.step import CONSTANT, HostStep, consistent
+from npuc.host.step import CONSTANT, HostStep, consistent, less_128
 from npuc.ir import Array, Node, TensorType
 from npuc.ops import OPS
 from npuc.program import Program
@@ -109,7 +109,7 @@ def with_frames(steps: Sequence[HostStep | Segment]) -> list[HostStep | Segment]
     found: list[HostStep | Segment] = []
     for each in steps:
         before = found[-1] if found else None
-        if isinstance(each, HostStep) and isinstance(before, HostStep) and _shifts(before, each):
+        if isinstance(each, HostStep) and isinstance(before, HostStep) and less_128(before, each):
             found[-1] = replace(each, op=FRAME, inputs=before.inputs, attrs={})
         else:
             found.append(each)
@@ -117,14 +117,6 @@ def with_frames(steps: Sequence[HostStep | Segment]) -> list[HostStep | Segment]
     whole = {name for each in steps if isinstance(each, HostStep) for name in each.outputs}
     made = {name for each in found if isinstance(each, HostStep) for name in each.outputs}
     return [*steps] if (whole - made).intersection(read) else found
-
-
-def _shifts(before: HostStep, after: HostStep) -> bool:
-    """Whether two steps together turn uint8 into int8, less 128."""
-    steps = [(each.op, each.attrs.get("scale"), each.attrs.get("dtype")) for each in (before, after)]
-    same = steps == [("DequantizeLinear", steps[0][1], "uint8"), ("QuantizeLinear", steps[0][1], "int8")]
-    zeros = (each.attrs.get("zero_point", 0) for each in (after, before))
-    return same and before.outputs == after.inputs and next(zeros) == next(zeros) - 128
 
 
 def _expect(move: TensorMove, types: Mapping[str, TensorType]) -> None:

@@ -24,7 +24,7 @@ from npuc.targets.nvdla.firmware.post_processing import (
     TABLE,
     reciprocal,
 )
-from npuc.targets.nvdla.formats.pixels import NAMES, Conversion
+from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES, Conversion
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model.arithmetic import signed
 from npuc.targets.nvdla.operations.operation import (
@@ -137,6 +137,7 @@ def _convolution(operation: Convolution, machine: Machine) -> Described:
     winograd = kernels.form.kind == "winograd"
     planes = source.atoms(machine.atom_bytes) if source.pixels else 1
     precision = _precision(source)
+    held = FORMATS[source.pixels].precision if source.pixels else source.precision
     converted = source.conversion or Conversion((0,))
     offset, several = converted.offsets[0], len(set(converted.offsets)) > 1
     op = of.Convolution(
@@ -151,11 +152,11 @@ def _convolution(operation: Convolution, machine: Machine) -> Described:
         kernel_width=kernels.width, kernel_height=kernels.height, kernel_channels=kernels.channels,
         cmac_width=result.width, cmac_height=result.height, bytes_per_kernel=kernels.kernel_bytes,
         window=_window(window), dilation_x=window.dilation_x, dilation_y=window.dilation_y,
-        pra_truncate=operation.pra_truncate, in_precision=precision, out_precision=precision,
+        pra_truncate=operation.pra_truncate, in_precision=PRECISIONS.index(held), out_precision=precision,
         pad_value=signed(window.value & 0xFFFF, 16),
         in_converter=of.Converter(
             scale=converted.scale, truncate=converted.truncate, offset=0 if several else offset,
-            enable=int(bool(source.pixels) and source.precision != "fp16"),
+            enable=int(bool(source.pixels) and held != "fp16"),
         ),
         means=(*converted.offsets, 0, 0, 0)[:4] if several else (0,) * 4, mean_format=int(several),
         out_converter=of.Converter(scale=1, truncate=operation.truncate, enable=1),

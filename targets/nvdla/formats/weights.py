@@ -57,16 +57,19 @@ class WeightForm:
 DIRECT = WeightForm()
 WEIGHTS = Flag(
     "weights",
-    ("auto", "direct", "winograd", "sparse"),
+    ("auto", "one-plane", "direct", "winograd", "sparse"),
     "Form of convolution weights; auto: the fewest cycles, then the fewest bytes (NVDLA).",
 )
 """Each configuration offers the values that its units support."""
 
 
 def asked_forms(machine: Machine) -> tuple[str, ...]:
-    """The values of `weights`: auto chooses by cost; direct has neither images nor any option."""
+    """The values of `weights`: auto chooses by cost, as does one-plane, whose images the stock runtime can fill.
+
+    direct has neither images nor any option.
+    """
     winograd, sparse = ["winograd"] * machine.winograd, ["sparse"] * machine.compression
-    return ("auto", "direct", *winograd, *sparse)
+    return ("auto", "one-plane", "direct", *winograd, *sparse)
 
 
 def expect_asked(machine: Machine, asked: str) -> None:

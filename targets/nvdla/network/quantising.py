@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
+import numpy as np
+
 from npuc.errors import DoesNotFit, Problem
 from npuc.flag import POWER_OF_TWO
 from npuc.frozen import frozen
-from npuc.ir import Graph, Node
+from npuc.ir import Array, Graph, Node
 from npuc.ops.windows import AVERAGES
-from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source
+from npuc.quantize.calibration.histograms import Histogram, HistogramSource, computed, source, uniform
 from npuc.quantize.improvement.levels import LEVELS, Level
 from npuc.quantize.improvement.mixed import Host, mix_precision, without
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_network
@@ -32,7 +34,7 @@ from npuc.targets.nvdla.formats.weights import KERNEL, WEIGHTS
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.program import lowering
-from npuc.targets.nvdla.program.frames import centred, is_centre, known_steps
+from npuc.targets.nvdla.program.frames import centred, is_centre, whole
 from npuc.targets.nvdla.quantisation import in_fp16, quantise, wide_tensors, widened
 from npuc.targets.nvdla.quantisation.rounding import Moments, moments
 from npuc.targets.nvdla.quantisation.sums import Multiplied
@@ -135,18 +137,36 @@ def network(
     graph: Graph, samples: Samples, machine: Machine, options: Options
 ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """The integer network, and the trials that improved it; CDMA takes the means from frames if it can."""
-    frames = centred(graph) if options.precision == "int8" and machine.scales != POWER_OF_TWO else graph
-    if frames is not graph:
-        found = _network(frames, samples, machine, options)
-        if lowering.reads_raw(found[0].quantised, machine, options.flag(WEIGHTS)):
-            return found
-    return _network(graph, samples, machine, options)
+    if options.precision == "int8" and machine.scales != POWER_OF_TWO:
+        frames, steps = centred(graph, partial(_counts, graph, samples))
+        if frames is not graph and _reads_raw(frames, steps, machine, options):
+            return _network(frames, samples, machine, options, steps)
+    return _network(graph, samples, machine, options, {})
+
+
+def _counts(graph: Graph, samples: Samples, frame: str, zero: int) -> Array:
+    """How often each value of a pixel occurs in the samples, (channels, 256).
+
+    frame: a tensor of (1, C, H, W) that holds pixels less `zero`.
+    """
+    found = np.zeros((graph.shape(frame)[1], 256))
+    for values in computed(graph, samples.feeds(), [frame]):
+        pixels = (values[frame][0] + zero).astype(np.uint8)
+        found += [np.bincount(each.reshape(-1), minlength=256) for each in pixels]
+    return found
+
+
+def _reads_raw(graph: Graph, frames: Mapping[str, Steps], machine: Machine, options: Options) -> bool:
+    """Whether CDMA would take the means from frames: shapes decide, whatever the other scales are."""
+    nodes = on_device(graph, machine)
+    anything = dict.fromkeys((name for name in tensors_of(nodes) if name not in frames), uniform(1.0))
+    return lowering.reads_raw(quantise(graph, nodes, anything, "minmax", frames), machine, options.flag(WEIGHTS))
 
 
 def _network(
-    graph: Graph, samples: Samples, machine: Machine, options: Options
+    graph: Graph, samples: Samples, machine: Machine, options: Options, frames: Mapping[str, Steps]
 ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
-    """The integer network of a graph, and the trials.
+    """The integer network of a graph, and the trials. frames: the steps of frames that CDMA converts.
 
     A model with scales of its own, beyond those of integer inputs, keeps them, and its weights. Accuracy levels
     apply to int8 only.
@@ -155,8 +175,7 @@ def _network(
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = on_device(graph, machine, precision)
     tensors = tensors_of(nodes)
-    given = given_steps(graph, tensors, equal_scales(graph, nodes), _table(options, machine, precision))
-    given |= known_steps(graph)
+    given = given_steps(graph, tensors, equal_scales(graph, nodes), _table(options, machine, precision)) | frames
     free = [name for name in tensors if name not in given]
     if precision == "int8":  # limited to the inputs that 8 bits can tell apart
         found = node_histograms(find, graph, samples, free, nodes, given)
@@ -169,7 +188,7 @@ def _network(
         winograd = _transformed(graph, nodes, plain, machine, options)
     make = partial(quantise, winograd=winograd, power_of_two=power_of_two)
     if (not given or only_of_inputs(graph)) and precision == "int8":
-        return _improved(_Improvement(graph, samples, machine, options, make, found, given))
+        return _improved(_Improvement(graph, samples, machine, options, make, found, given, frames))
     made = make(graph, nodes, found, options.method or level.method, given, precision)
     return TrialNetwork(graph, nodes, found, {}, made, LAYERS), ()
 
@@ -181,6 +200,7 @@ def floats(
 
     Raises DoesNotFit (E301) for values out of range.
     """
+    graph = whole(graph)
     nodes = on_device(graph, machine, "fp16")
     seen = moments(graph, samples.feeds(), tensors_of(nodes))
     winograd = _transformed(graph, nodes, partial(in_fp16, graph, nodes), machine, options)
@@ -231,6 +251,7 @@ class _Improvement:
     make: Callable[..., Quantised]
     found: Mapping[str, Histogram]
     given: Mapping[str, Steps]
+    frames: Mapping[str, Steps]
 
     @cached_property
     def level(self) -> Level:
@@ -268,7 +289,7 @@ class _Improvement:
             equal = [pair for pair in equal_scales(graph, nodes) if inside.issuperset(pair)]
             if table or precision == "int8":
                 found |= given_steps(graph, sorted(inside), equal, table)
-        return found | known_steps(graph)
+        return found | self.frames
 
     def mixture(self, moved: Host) -> _Mixture:
         """These nodes in int16, or on the host if they have no such form, beside those that the user wants."""

@@ -33,6 +33,7 @@ from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.constraints import average_kernel
+from npuc.quantize.scales.model_scales import only_of_inputs
 from npuc.targets.nvdla.arithmetic.normalisation import SIZES
 from npuc.targets.nvdla.machine.parameters import (
     MOST_DILATION,
@@ -283,9 +284,12 @@ def row_of(op: str, machine: Machine, precision: str) -> Support | None:
 
 
 def quantised_already(graph: Graph, precision: str) -> Problem | None:
-    """Why a model that already rounds to int8 cannot be compiled in fp16 or int16; None for a float model."""
+    """Why a model that already rounds to int8 cannot be compiled in fp16 or int16; None for a float model.
+
+    Bytes of an input, such as a frame, are exact in fp16.
+    """
     node = next((each for each in graph.nodes if each.op in (*CONVERSIONS, *BORDER)), None)
-    if node is None:
+    if node is None or (precision == "fp16" and only_of_inputs(graph)):
         return None
     reason, remedy = f"the model is quantised already; {precision} would not round here", "compile it in int8"
     return refuse(node, reason, tensor=node.inputs[0], remedy=remedy)

@@ -11,8 +11,9 @@ Source: Arithmetic of NVDLA, CDMA: a mean for each channel, one scale, padding b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -21,27 +22,41 @@ from npuc.frozen import frozen
 from npuc.host.step import HostStep
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
-from npuc.ops.attributes import ACTIVATION, GROUP
+from npuc.ops.attributes import ACTIVATION, AXES, ENDS, GROUP, SELECTS, STARTS, STEPS
+from npuc.ops.windows import window_of
 from npuc.quantize.scales.model_scales import Steps, source_input
 from npuc.targets.nvdla.formats.pixels import Conversion
 from npuc.targets.nvdla.model.arithmetic import shift_right
 
-FRACTION_BITS = 12
-"""Of a scale: so many that no pixel lies halfway between two steps, and float32 tells all apart."""
+FINEST = 1 << 12
+"""Scales are this over odd numbers: no pixel lies halfway between two steps, and float32 tells all apart."""
+UNSEEN = 1 / 4096
+"""The share that each value of a pixel has at least, so that what no sample shows is not simply cut off."""
+TOGETHER = 8
+"""The weight of an error of the padding, a mean less a fraction: it is the same all along a border."""
+PIXELS = np.arange(1 << 8, dtype=np.uint8)
+MOST_CHANNELS = 4
+"""Of an image."""
 
 
-def centred(graph: Graph) -> Graph:
-    """The graph whose normalised frames are centred only; the same object if there are none."""
-    made, constants = dict[str, Node](), dict[str, Array]()
+def centred(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Graph, dict[str, Steps]]:
+    """The graph whose normalised frames are centred only, and their steps; the same object if there are none.
+
+    counts: how often each value of a pixel occurs in the samples, (channels, 256), given a tensor that holds a
+    frame, and the value that is 0 in it.
+    """
+    graph, made, constants = _in_order(graph), dict[str, Node](), dict[str, Array]()
+    known = dict[str, Steps]()
     for node in graph.nodes:
         found = _normalisation(graph, node)
         if found is None:
             continue
-        factors, shifts = found
-        exact = -shifts / factors
-        means = np.rint(exact)
+        factors, exact, zero = found
+        counted, padded = counts(node.inputs[0], zero), _padded(graph, node.output)
+        known[node.output] = steps = _steps(counted, exact, factors, padded)
+        means = _means(exact, steps)
         mean = f"{node.output}/mean"
-        constants[mean] = means.astype(np.float32).reshape(-1, 1, 1)
+        constants[mean] = (means - zero).astype(np.float32).reshape(-1, 1, 1)
         made[node.output] = Node("Sub", (node.inputs[0], mean), node.outputs, {}, node.name, node.sources)
         for each in graph.readers[node.output]:
             w, b = _parameters(graph, each)
@@ -50,22 +65,103 @@ def centred(graph: Graph) -> Graph:
             names = f"{each.output}/centred", f"{each.output}/offset"
             constants |= {names[0]: scaled.astype(np.float32), names[1]: (b + lost).astype(np.float32)}
             made[each.output] = replace(each, inputs=(node.output, *names))
+    nodes = [made.get(each.output, each) for each in graph.nodes]
+    return (rebuild(graph, nodes, constants) if made else graph), known
+
+
+def _steps(counts: Array, means: Array, factors: Array, padded: float) -> Steps:
+    """The scale and the zero point with the least squared error of a frame's pixels on the samples.
+
+    counts: (channels, 256); means, factors: of each channel; padded: the share of padding.
+    """
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) + UNSEEN
+    candidates = [
+        Steps(float(np.float32(FINEST / odd)), zero)
+        for odd in (*range(FINEST // 2 + 1, FINEST, 32), FINEST)
+        for zero in range(-32, 33)
+    ]
+
+    def error(steps: Steps) -> float:
+        taken = _means(means, steps)
+        values = PIXELS - taken[:, None]
+        rounded = np.clip(np.rint(values / steps.scale) + steps.zero, -128, 127) - steps.zero
+        wrong = (shares * (rounded * steps.scale - values) ** 2).sum(axis=1)
+        return float((wrong + TOGETHER * padded * (taken - means) ** 2) @ factors**2)
+
+    return min(candidates, key=error)
+
+
+def _in_order(graph: Graph) -> Graph:
+    """The graph whose convolutions read frames in the order of their channels; the same object if all do.
+
+    A channel that is not selected has weights of 0. A normalisation moves before the selection.
+    """
+    made, constants = dict[str, Node](), dict[str, Array]()
+    for node in graph.nodes:
+        places, readers = _selected(graph, node), graph.readers[node.output]
+        if places is None or not readers or not _dequantised(graph, node.inputs[0]):
+            continue
+        channels, source = graph.shape(node.inputs[0])[1], node.inputs[0]
+        if len(readers) == 1 and GROUP(readers[0]) == len(places) > 1:
+            (normal,) = readers
+            weight = graph.constants.get(normal.inputs[1]) if normal.op == "Conv" else None
+            inside = weight is not None and weight.shape == (len(places), 1, 1, 1) and not ACTIVATION(normal)
+            if weight is None or not inside or normal.output in graph.outputs:
+                continue
+            factors, shifts = np.full((channels, 1, 1, 1), 2.0**-30), np.zeros(channels)
+            factors[places], shifts[places] = weight, _parameters(graph, normal)[1]
+            names, result = [f"{normal.output}/{each}" for each in ("factors", "shifts")], f"{normal.output}/all"
+            constants |= {names[0]: factors.astype(np.float32), names[1]: shifts.astype(np.float32)}
+            readers = graph.readers[normal.output]
+            new = replace(normal, inputs=(source, *names), outputs=(result,)).with_attrs(group=channels)
+            old, source = normal.output, result
+        else:
+            normal, new, old = None, None, node.output
+        if not readers or not all(_is_dense(graph, each, old) for each in readers):
+            continue
+        if normal is not None and new is not None:
+            made[normal.output] = new
+        for each in readers:
+            w = graph.constants[each.inputs[1]]
+            name = f"{each.output}/in_order"
+            constants[name] = np.zeros((len(w), channels, *w.shape[2:]), w.dtype)
+            constants[name][:, places] = w
+            made[each.output] = replace(each, inputs=(source, name, *each.inputs[2:]))
     return rebuild(graph, [made.get(each.output, each) for each in graph.nodes], constants) if made else graph
 
 
-def known_steps(graph: Graph) -> dict[str, Steps]:
-    """The scale of each centred frame: a power of two over an odd number, so that all pixels are within 127."""
-    found = dict[str, Steps]()
-    for node in filter(is_centre, graph.nodes):
-        means = graph.constants[node.inputs[1]]
-        steps = int(127 * (1 << FRACTION_BITS) / max(np.abs(means).max(), (255 - means).max()))
-        found[node.output] = Steps(float(np.float32((1 << FRACTION_BITS) / (steps - 1 + steps % 2))))
-    return found
+def _selected(graph: Graph, node: Node) -> list[int] | None:
+    """The channels that a node selects from its input, each once at most; None for other nodes."""
+    channels = graph.shape(node.inputs[0])[1] if node.inputs and len(graph.shape(node.inputs[0])) == 4 else 0
+    if node.output in graph.outputs or channels > MOST_CHANNELS:
+        return None
+    if node.op == "Slice" and AXES(node) == (1,):
+        return [*range(channels)][STARTS(node)[0] : ENDS(node)[0] : STEPS(node)[0]]
+    w = graph.constants.get(node.inputs[1]) if node.op == "Conv" and SELECTS(node) else None
+    return None if w is None or w.shape[1:] != (channels, 1, 1) else w[:, :, 0, 0].argmax(axis=1).tolist()
 
 
-def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array] | None:
-    """Factors and shifts, in float64, of a convolution that only normalises a frame for others; otherwise None."""
-    if node.op != "Conv" or not _of_frame(graph, node.inputs[0]) or node.output in graph.outputs:
+def _padded(graph: Graph, name: str) -> float:
+    """The largest share of padding in what a convolution reads of a tensor."""
+    area = prod(graph.shape(name)[2:])
+    windows = [window_of(each, graph.shape(each.inputs[1])[2:]) for each in graph.readers[name]]
+    whole = (prod(map(sum, zip(graph.shape(name)[2:], each.begins, each.ends, strict=True))) for each in windows)
+    return 1 - area / max(whole)
+
+
+def _means(means: Array, steps: Steps) -> Array:
+    """The nearest means that CDMA subtracts with a whole number, given the zero point that it adds."""
+    added = steps.zero * steps.scale
+    return np.rint(means - added) + added
+
+
+def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array, int] | None:
+    """What a convolution that only normalises a frame for others does; None for other nodes.
+
+    The factor and the mean of each channel, in float64 and the units of the pixels, and the pixel that reads as 0.
+    """
+    zero = _zero(graph, node.inputs[0]) if node.op == "Conv" and node.output not in graph.outputs else None
+    if zero is None or len(graph.readers[node.inputs[0]]) > 1:
         return None
     channels, weight = graph.shape(node.inputs[0])[1], graph.constants.get(node.inputs[1])
     if weight is None or weight.shape != (channels, 1, 1, 1) or GROUP(node) != channels or ACTIVATION(node):
@@ -74,16 +170,55 @@ def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array] | None:
         return None
     factors, shifts = weight.reshape(-1).astype(np.float64), _parameters(graph, node)[1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (factors, shifts) if (np.abs(shifts / factors) < 1 << 14).all() else None
+        means = zero - shifts / factors
+    return (factors, means, zero) if (np.abs(means) < 1 << 14).all() else None
 
 
-def _of_frame(graph: Graph, name: str) -> bool:
-    """Whether a tensor holds the pixels of a frame as numbers."""
+def _zero(graph: Graph, name: str) -> int | None:
+    """The pixel that is 0 in a tensor of a frame's pixels as numbers; None for other tensors."""
+    found = _dequantised(graph, name)
+    return found[1] if found is not None and found[0] == 1 else None
+
+
+def _dequantised(graph: Graph, name: str) -> tuple[float, int] | None:
+    """Scale and zero point of a tensor that holds a frame's bytes as numbers; None for other tensors."""
     made = graph.producers.get(name)
-    if made is None or made.op != "DequantizeLinear" or len(graph.readers[name]) > 1 or name in graph.outputs:
-        return False
-    source, (scale, zero) = source_input(graph, made.inputs[0]), (graph.constants.get(x) for x in made.inputs[1:])
-    return source is not None and scale is not None and zero is not None and (scale == 1).all() and not zero.any()
+    if made is None or made.op != "DequantizeLinear" or source_input(graph, made.inputs[0]) is None:
+        return None
+    scale, zero = (graph.constants.get(each) for each in made.inputs[1:])
+    if scale is None or zero is None or scale.size != 1 or zero.dtype != np.uint8 or name in graph.outputs:
+        return None
+    return scale.item(), zero.item()
+
+
+def whole(graph: Graph) -> Graph:
+    """The graph for fp16, to which CDMA converts pixels less a whole number; the same object without frames.
+
+    Convolutions take the scale of a frame. One that only normalises becomes dense: no other reads images.
+    """
+    graph, made, constants = _in_order(graph), dict[str, Node](), dict[str, Array]()
+    for node in graph.nodes:
+        found, readers = _dequantised(graph, node.output), graph.readers[node.output]
+        weights = [_weights(graph, each, node.output) for each in readers]
+        if found is None or any(each is None for each in weights):
+            continue
+        one = f"{node.output}/one"
+        constants[one] = np.ones_like(graph.constants[node.inputs[1]])
+        made[node.output] = replace(node, inputs=(node.inputs[0], one, node.inputs[2]))
+        for each, w in zip(readers, weights, strict=True):
+            name = f"{each.output}/of_pixels"
+            constants[name] = (w * found[0]).astype(np.float32)
+            dense = replace(each, inputs=(node.output, name, *each.inputs[2:]))
+            made[each.output] = dense.with_attrs(group=1)
+    return rebuild(graph, [made.get(each.output, each) for each in graph.nodes], constants) if made else graph
+
+
+def _weights(graph: Graph, node: Node, source: str) -> Array | None:
+    """The weights (K, C, R, S) of a convolution as a dense one, in float64; None if it is not to become one."""
+    w = graph.constants.get(node.inputs[1]) if node.op == "Conv" and node.inputs.count(source) == 1 else None
+    if w is None or GROUP(node) == 1:
+        return None if w is None else w.astype(np.float64)
+    return np.eye(len(w))[..., None, None] * w if w.shape == (graph.shape(source)[1], 1, 1, 1) else None
 
 
 def _is_dense(graph: Graph, node: Node, source: str) -> bool:
@@ -97,7 +232,6 @@ def _parameters(graph: Graph, node: Node) -> tuple[Array, Array]:
     return w, graph.constants[node.inputs[2]].astype(np.float64) if len(node.inputs) > 2 else np.zeros(len(w))
 
 
-PIXELS = np.arange(1 << 8, dtype=np.uint8)
 MOST = (1 << 15) - 1
 """The largest offset and scale."""
 
@@ -127,25 +261,30 @@ def raw_frames(graph: Graph, images: Iterable[str]) -> dict[str, RawFrame]:
 def _raw(graph: Graph, name: str) -> RawFrame | None:
     nodes = list(_before(graph, name))
     raw = nodes[-1].inputs[0] if nodes else name
-    if graph.tensors[raw].dtype != "uint8" or graph.tensors[name].dtype != "int8":
+    if graph.tensors[raw].dtype != "uint8" or graph.tensors[name].dtype not in LIMITS:
         return None
     steps = [host_step(graph, node, "", at_border=True) for node in reversed(nodes)]
     means = graph.constants[nodes[1].inputs[1]].reshape(-1) if len(nodes) > 2 else np.zeros(graph.shape(name)[1])
-    (first, zero), (last, middle) = steps[0].conversion_numbers(), steps[-1].conversion_numbers()
+    first, zero = steps[0].conversion_numbers()
+    last, middle = steps[-1].conversion_numbers() if nodes[0].op == "QuantizeLinear" else (1.0, 0)
     offsets = np.rint(zero + means / first - middle * last / first).astype(int).tolist()
-    wanted = _converted(graph, raw, name, steps)
+    wanted, limits = _converted(graph, raw, name, steps), LIMITS[graph.tensors[name].dtype]
     for truncate in range(15):
         factor = round((1 << truncate) * first / last)
         conversion = Conversion(tuple(offsets), factor, truncate)
-        if max(factor, *map(abs, offsets)) <= MOST and np.array_equal(_by_cdma(conversion), wanted):
+        if max(factor, *map(abs, offsets)) <= MOST and np.array_equal(_by_cdma(conversion, limits), wanted):
             return RawFrame(raw, conversion, tuple(nodes))
     return None
 
 
-def _by_cdma(conversion: Conversion) -> Array:
+LIMITS = {"int8": (-128, 127), "float32": (-2048, 2048)}
+"""What CDMA gives, by the type on the host: fp16 holds these whole numbers exactly."""
+
+
+def _by_cdma(conversion: Conversion, limits: tuple[int, int]) -> Array:
     """What CDMA makes of every value of a pixel, (channels, 256)."""
     less = np.subtract(PIXELS, np.array(conversion.offsets)[:, None], dtype=np.int64)
-    return np.clip(shift_right(less * conversion.scale, conversion.truncate), -128, 127)
+    return np.clip(shift_right(less * conversion.scale, conversion.truncate), *limits)
 
 
 def _before(graph: Graph, name: str) -> Iterator[Node]:

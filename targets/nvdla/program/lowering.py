@@ -224,7 +224,8 @@ def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = Fa
     """The cheapest weight forms; addresses do not matter."""
     nodes = computed_nodes(graph)
     trial = _trial(graph, machine, _nowhere(_surfaces(graph, machine)))
-    return choose(trial, nodes, loads_of(graph, nodes), weights, inexact=inexact)
+    loaded = loads_of(graph, nodes)
+    return choose(trial, nodes, loaded, raw_frames(graph, loaded), weights, inexact=inexact)
 
 
 def _nowhere(surfaces: Surfaces) -> _Maps:

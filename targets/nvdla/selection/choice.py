@@ -6,7 +6,7 @@ image if only convolutions read it; all of them then read the image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -31,7 +31,7 @@ PIXELS: Mapping[str, tuple[str, ...]] = {
     "int16": ("T_R16_I", "T_A16B16G16R16"),
     "fp16": ("T_R16_F", "T_A16B16G16R16_F"),
 }
-"""Image formats by precision: rows of table 29 without conversion. Two planes have three channels."""
+"""Image formats by precision: rows of table 29; bytes become any precision. Two planes have three channels."""
 
 
 Forms = Callable[[Context, Node], Iterator[WeightForm]]
@@ -65,12 +65,19 @@ class Choices:
 
 
 def choose(
-    context: Context, nodes: Sequence[Node], loaded: Sequence[str], asked: str, *, inexact: bool = False
+    context: Context,
+    nodes: Sequence[Node],
+    loaded: Sequence[str],
+    raw: Collection[str],
+    asked: str,
+    *,
+    inexact: bool = False,
 ) -> Choices:
     """The forms of all convolutions among nodes, given the placement of tensors as feature cubes.
 
-    loaded: tensors that the host loads; asked: one of weight_form.asked_forms; inexact: Winograd may be chosen for
-    weights that are not transformed yet, which changes results.
+    loaded: tensors that the host loads; raw: those that are bytes if they are images. asked: one of
+    weight_form.asked_forms. inexact: Winograd may be chosen for weights that are not transformed yet, which
+    changes results.
     """
     convolutions = [each for each in nodes if each.op == "NvConv"]
     forms = partial(_feature_forms, inexact=inexact, strided=asked == "winograd")
@@ -78,7 +85,9 @@ def choose(
     chosen = {each.output: _best(_possible(each, found[each.output]), asked) for each in convolutions}
     images: dict[str, str] = {}
     for name in loaded if asked != "direct" else ():
-        for pixels in _pixels(context.graph, name):
+        for pixels in _pixels(context.graph, name, raw=name in raw):
+            if asked == "one-plane" and len(FORMATS[pixels].planes) > 1:
+                continue
             trial = _with_image(context, name, pixels)
             others = {
                 each.output: _alternatives(trial, each, _image_forms) for each in context.graph.readers[name]
@@ -103,6 +112,7 @@ def _best(alternatives: Sequence[Alternative], asked: str) -> Alternative:
     plain = [each for each in alternatives if not each.form.compressed]
     wanted = {
         "auto": alternatives,
+        "one-plane": alternatives,
         "direct": [each for each in alternatives if each.form == DIRECT],
         "sparse": [each for each in alternatives if each.form.compressed],
         "winograd": [each for each in plain if each.form.kind == "winograd"],
@@ -207,7 +217,7 @@ def _columns_of_zeros(machine: Machine, form: PixelFormat, shape: Geometry) -> i
     return None
 
 
-def _pixels(graph: Graph, name: str) -> Sequence[str]:
+def _pixels(graph: Graph, name: str, *, raw: bool) -> Sequence[str]:
     """The image formats that a tensor can have; none if it cannot be an image."""
     readers = graph.readers[name]
     dense = all(
@@ -221,7 +231,7 @@ def _pixels(graph: Graph, name: str) -> Sequence[str]:
         for each in readers
     )
     channels, _, _ = map_shape(graph.shape(name))
-    one, *several = PIXELS[tensor_precision(graph, name)]
+    one, *several = PIXELS["int8" if raw else tensor_precision(graph, name)]
     possible = (each for each in ([one] if channels == 1 else several) if channels <= FORMATS[each].channels)
     return list(possible) if readers and dense else ()
 
