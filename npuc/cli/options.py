@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +14,6 @@ import click
 from npuc.cli.completing import MACHINES
 from npuc.cli.output import MACHINE, PATH, QUIET, VERBOSE, note, verbose
 from npuc.flag import CHOICES, KEYWORDS, MIXED, REMOVED
-from npuc.reference import custom_ops
 from npuc.registry import TARGETS, names, target
 from npuc.system import budget
 from npuc.targets.easynpu.flags import ISA
@@ -412,11 +412,20 @@ def limit_options(command: Callable[..., T]) -> Callable[..., T]:
     @removed_options("time_limit", "custom_ops")
     @wraps(command)
     def with_limits(*args: Any, memory_limit: int | None, **options: Any) -> T:
-        given = os.environ.get(CUSTOM_OPS, "")
-        with budget.set_limits(memory_limit, _seconds()), custom_ops(given.split(os.pathsep) if given else ()):
+        with budget.set_limits(memory_limit, _seconds()), _operators():
             return command(*args, **options)
 
     return with_limits
+
+
+def _operators() -> AbstractContextManager[None]:
+    """A block with the operators that the environment names."""
+    given = os.environ.get(CUSTOM_OPS, "")
+    if not given:
+        return nullcontext()
+    from npuc.reference import custom_ops
+
+    return custom_ops(given.split(os.pathsep))
 
 
 prefix_option = click.option(

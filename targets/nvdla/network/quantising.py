@@ -17,7 +17,7 @@ from npuc.flag import POWER_OF_TWO
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.windows import AVERAGES
-from npuc.quantize.calibration.histograms import Histogram, HistogramSource, computed, source, uniform
+from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source, tensor_values, uniform
 from npuc.quantize.improvement.levels import LEVELS, Level
 from npuc.quantize.improvement.mixed import Host, mix_precision, without
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_network
@@ -150,7 +150,7 @@ def _counts(graph: Graph, samples: Samples, frame: str, zero: int) -> Array:
     frame: a tensor of (1, C, H, W) that holds pixels less `zero`.
     """
     found = np.zeros((graph.shape(frame)[1], 256))
-    for values in computed(graph, samples.feeds(), [frame]):
+    for values in tensor_values(graph, samples.feeds(), [frame]):
         pixels = (values[frame][0] + zero).astype(np.uint8)
         found += [np.bincount(each.reshape(-1), minlength=256) for each in pixels]
     return found
