@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,9 +32,11 @@ from npuc.cli.options import (
     tell_cache,
 )
 from npuc.cli.output import PATH, answer, open_artefact, working, write_output
-from npuc.program import Ranges
 from npuc.text.escaping import Shown, escape_report
 from npuc.text.terminal import count, plural, table
+
+if TYPE_CHECKING:
+    from npuc.program import Ranges
 
 
 def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:

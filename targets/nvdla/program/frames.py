@@ -199,8 +199,9 @@ def whole(graph: Graph) -> Graph:
     graph, made, constants = _in_order(graph), dict[str, Node](), dict[str, Array]()
     for node in graph.nodes:
         found, readers = _dequantised(graph, node.output), graph.readers[node.output]
-        weights = [_weights(graph, each, node.output) for each in readers]
-        if found is None or any(each is None for each in weights):
+        taken = (_weights(graph, each, node.output) for each in readers)
+        weights = [each for each in taken if each is not None]
+        if found is None or len(weights) < len(readers):
             continue
         one = f"{node.output}/one"
         constants[one] = np.ones_like(graph.constants[node.inputs[1]])
