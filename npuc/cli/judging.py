@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -34,9 +34,6 @@ from npuc.cli.options import (
 from npuc.cli.output import PATH, answer, open_artefact, working, write_output
 from npuc.text.escaping import Shown, escape_report
 from npuc.text.terminal import count, plural, table
-
-if TYPE_CHECKING:
-    from npuc.program import Ranges
 
 
 def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
@@ -125,6 +122,8 @@ Cells = Callable[[Shown], Sequence[object]]
 
 def _as_text(report: Shown) -> str:
     """The table, the number of samples, and the reason for the choice of metric."""
+    from npuc.program import Ranges
+
     header, cells = COLUMNS.get(report["metric"], OWN)
     rows = [(name, *cells(report[name])) for name in COMPUTATIONS if report[name] is not None]
     lines = [table(("run", *header), rows), f"{plural(report['samples'], 'sample')}{_more(report)}"]
