@@ -19,7 +19,7 @@ from npuc.quantize.improvement.evidence import SampledWindows, sample_windows, s
 from npuc.quantize.improvement.levels import LEVELS, Level
 from npuc.quantize.improvement.lockstep import improve_layers, weighted_nodes
 from npuc.quantize.improvement.proposals import JudgedLayer
-from npuc.quantize.improvement.search import Recipe, TrialNetwork, best_network, divide, total_error, plain_network
+from npuc.quantize.improvement.search import Recipe, TrialNetwork, best_network, divide, plain_network, total_error
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.network.construction import LayerWeights, Quantised, Shifted
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
