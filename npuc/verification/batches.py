@@ -34,7 +34,7 @@ from npuc.storage.records import damage_error, read
 from npuc.target import FLOATING, Observer, Runner, Target, cycles_of
 from npuc.verification.bits import EXACT, BitDifferences, as_numbers
 from npuc.verification.exact import Exact
-from npuc.verification.isolation import Isolated, IsolatedResult
+from npuc.verification.isolation import Isolated, LayerResult
 from npuc.verification.metrics import Difference, Outputs, Tolerance
 
 Values = Mapping[str, Array]
@@ -118,9 +118,7 @@ class FloatingLayers:
         self.isolated: Isolated | None = None
         self.options = {"confined": confined, "few_runs": few_runs}
 
-    def __call__(
-        self, feed: Mapping[str, Array], found: Mapping[str, Array]
-    ) -> Iterator[tuple[str, IsolatedResult]]:
+    def __call__(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> Iterator[tuple[str, LayerResult]]:
         """The expected result of each layer for a sample. found: the tensors that the simulator shows."""
         with foreign_evidence():
             if self.isolated is None:

@@ -35,7 +35,7 @@ LARGE = 1 << 26
 
 
 @frozen
-class IsolatedResult:
+class LayerResult:
     """A layer's result on the machine's own inputs, and the rounding error permitted for each element.
 
     least: permitted for every element. tolerance: computes the error permitted for each, which is not smaller.
@@ -85,7 +85,7 @@ class Isolated:
         self.opened: dict[bool, Any] = {}
         """The sessions of a network that is not large, by whether they compute magnitudes."""
 
-    def __call__(self, known: Mapping[str, Array]) -> Iterator[tuple[str, IsolatedResult]]:
+    def __call__(self, known: Mapping[str, Array]) -> Iterator[tuple[str, LayerResult]]:
         """Every layer alone. known: the network's inputs and the tensors that the machine shows, of one sample."""
         for names in self._groups():
             exact = self._values(names, known, magnitudes=False)
@@ -133,7 +133,7 @@ class Isolated:
 
     def _isolate(
         self, name: str, exact: Array, sizes: Callable[[], Mapping[str, Array]], known: Mapping[str, Array]
-    ) -> IsolatedResult:
+    ) -> LayerResult:
         """For results that are not sums, the largest value determines the permitted error.
 
         Softmax divides by a sum of positive terms, each of whose roundings may go the same way in any order.
@@ -149,7 +149,7 @@ class Isolated:
             permitted = self.unit * (ROUNDINGS * (magnitudes + largest) + terms * np.abs(exact))
             return np.where(magnitudes < self.largest, permitted, np.inf)
 
-        return IsolatedResult(exact, ROUNDINGS * self.unit * largest, tolerance)
+        return LayerResult(exact, ROUNDINGS * self.unit * largest, tolerance)
 
 
 def _of_mean(node: Any, x: Array) -> Array:
