@@ -137,7 +137,7 @@ def roofline(layers: Sequence[Layer], names: Sequence[str], peak: float, bandwid
     parts.append(tag("polyline", points=line, class_="roof"))
     longest = max(layers[number]["cycles"] for _, _, number in points)
     taken = [(across.at(ridge), up.at(peak) - 1, across.at(right), up.at(peak) + 1)]
-    taken += [_around(across.at(x), up.at(y), _radius(layers[number], longest)) for x, y, number in points]
+    taken += [_circle(across.at(x), up.at(y), _radius(layers[number], longest)) for x, y, number in points]
     for x, y, number in sorted(points, key=lambda each: -layers[each[2]]["cycles"]):
         layer = layers[number]
         radius = _radius(layer, longest)
@@ -161,7 +161,7 @@ def _radius(layer: Layer, longest: int) -> float:
     return 3 + 9 * (layer["cycles"] / longest) ** 0.5
 
 
-def _around(x: float, y: float, radius: float) -> Area:
+def _circle(x: float, y: float, radius: float) -> Area:
     return x - radius, y - radius, x + radius, y + radius
 
 

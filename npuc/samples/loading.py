@@ -240,16 +240,16 @@ def _words(each: TensorType, shape: Sequence[int], random: np.random.Generator) 
 
 def _affordable(inputs: Mapping[str, TensorType]) -> int:
     """The number of synthetic samples: SYNTHETIC_SAMPLES, or fewer for large inputs."""
-    return min(SYNTHETIC_SAMPLES, max(1, limits().memory // max(_room(inputs), 1)))
+    return min(SYNTHETIC_SAMPLES, max(1, limits().memory // max(_sample_bytes(inputs), 1)))
 
 
 def _expect_room(inputs: Mapping[str, TensorType], count: int) -> None:
     """Raises ModelError (E110) if the synthetic samples are too large, together or individually."""
     size = sum(abs(each.size) for each in inputs.values()) * count * np.dtype(np.float64).itemsize
-    expect_room(max(size, _room(inputs)), f"{count} synthetic samples")
+    expect_room(max(size, _sample_bytes(inputs)), f"{count} synthetic samples")
 
 
-def _room(inputs: Mapping[str, TensorType]) -> int:
+def _sample_bytes(inputs: Mapping[str, TensorType]) -> int:
     """Bytes of the memory limit that a sample accounts for: its copies and the feature maps computed from it."""
     return sum(abs(each.size) for each in inputs.values()) * COPIES * np.dtype(np.float64).itemsize
 

@@ -34,7 +34,7 @@ from npuc.storage.records import damage_error, read
 from npuc.target import FLOATING, Observer, Runner, Target, cycles_of
 from npuc.verification.bits import EXACT, BitDifferences, as_numbers
 from npuc.verification.exact import Exact
-from npuc.verification.isolation import Alone, Isolated
+from npuc.verification.isolation import Isolated, LayerResult
 from npuc.verification.metrics import Difference, Outputs, Tolerance
 
 Values = Mapping[str, Array]
@@ -118,7 +118,7 @@ class FloatingLayers:
         self.isolated: Isolated | None = None
         self.options = {"confined": confined, "few_runs": few_runs}
 
-    def __call__(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> Iterator[tuple[str, Alone]]:
+    def __call__(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> Iterator[tuple[str, LayerResult]]:
         """The expected result of each layer for a sample. found: the tensors that the simulator shows."""
         with foreign_evidence():
             if self.isolated is None:
@@ -202,7 +202,7 @@ class IntegerCheck(_LayerwiseCheck):
     def _compare(self, sample: Sample) -> Array:
         integer = self.bits.add(sample.fed, sample.seen, sample.outputs)
         known = {**sample.exact, **sample.feed}
-        alone = self._alone(known)
+        alone = self._run_alone(known)
         for name, entry in self.bits.tensors.items():
             scale, zero = _scale(entry), entry.get("zero_point", 0)
             if not _is_compared(entry, known):
@@ -213,7 +213,7 @@ class IntegerCheck(_LayerwiseCheck):
                     errors.setdefault(name, Difference()).add(value, (values[name] - np.float64(zero)) * scale)
         return integer[self.bits.outputs[0]]
 
-    def _alone(self, known: Mapping[str, Array]) -> dict[str, Array]:
+    def _run_alone(self, known: Mapping[str, Array]) -> dict[str, Array]:
         """Each layer's integer result on the exact fp32 values of its inputs, quantised.
 
         Inputs that are not tensors of the model are computed from the nearest preceding ones that are.

@@ -35,22 +35,22 @@ LARGE = 1 << 26
 
 
 @frozen
-class Alone:
+class LayerResult:
     """A layer's result on the machine's own inputs, and the rounding error permitted for each element.
 
-    least: permitted for every element. room: computes the error permitted for each, which is not smaller.
+    least: permitted for every element. tolerance: computes the error permitted for each, which is not smaller.
     """
 
     exact: Array
     least: float
-    room: Callable[[], Array]
+    tolerance: Callable[[], Array]
 
     def wrong(self, found: Array) -> Array:
         """Which elements rounding does not explain; infinite or undefined values in both are right."""
         with np.errstate(all="ignore"):
             error = np.abs(found.astype(np.float64) - self.exact)
             right = (error <= self.least) | (found == self.exact) | (np.isnan(found) & np.isnan(self.exact))
-            return ~right if right.all() else ~(right | (error <= self.room()))
+            return ~right if right.all() else ~(right | (error <= self.tolerance()))
 
 
 class Isolated:
@@ -85,13 +85,13 @@ class Isolated:
         self.opened: dict[bool, Any] = {}
         """The sessions of a network that is not large, by whether they compute magnitudes."""
 
-    def __call__(self, known: Mapping[str, Array]) -> Iterator[tuple[str, Alone]]:
+    def __call__(self, known: Mapping[str, Array]) -> Iterator[tuple[str, LayerResult]]:
         """Every layer alone. known: the network's inputs and the tensors that the machine shows, of one sample."""
         for names in self._groups():
             exact = self._values(names, known, magnitudes=False)
             sizes = cache(partial(self._values, names, known, magnitudes=True))
             for name in names:
-                yield name, self._alone(name, exact[name], sizes, known)
+                yield name, self._isolate(name, exact[name], sizes, known)
 
     def _groups(self) -> Iterator[list[str]]:
         """The layers in one group; of a large network, in groups of one layer or at most LARGE weight bytes."""
@@ -131,9 +131,9 @@ class Isolated:
         values = self.weights[name] if name in self.weights else array_of(given[name], None)
         return np.abs(values).reshape(-1, *(1,) * (rank - 2))
 
-    def _alone(
+    def _isolate(
         self, name: str, exact: Array, sizes: Callable[[], Mapping[str, Array]], known: Mapping[str, Array]
-    ) -> Alone:
+    ) -> LayerResult:
         """For results that are not sums, the largest value determines the permitted error.
 
         Softmax divides by a sum of positive terms, each of whose roundings may go the same way in any order.
@@ -142,14 +142,14 @@ class Isolated:
         terms = exact.shape[self.axes[name]] if name in self.axes else 0
         largest = float(np.abs(exact).max(initial=0, where=np.isfinite(exact)))
 
-        def room() -> Array:
+        def tolerance() -> Array:
             magnitudes = np.maximum(np.abs(sizes()[name]).astype(np.float64), self.smallest)
             if name in self.norms and (x := known.get(self.norms[name].input[0].removesuffix(CUT))) is not None:
                 magnitudes = magnitudes + _of_mean(self.norms[name], x) * self._scale(self.norms[name], x.ndim)
             permitted = self.unit * (ROUNDINGS * (magnitudes + largest) + terms * np.abs(exact))
             return np.where(magnitudes < self.largest, permitted, np.inf)
 
-        return Alone(exact, ROUNDINGS * self.unit * largest, room)
+        return LayerResult(exact, ROUNDINGS * self.unit * largest, tolerance)
 
 
 def _of_mean(node: Any, x: Array) -> Array:

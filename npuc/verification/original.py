@@ -47,7 +47,7 @@ WHOLE = 1 << 25
 NUMPY = {"float": "float32", "double": "float64"}
 """onnxruntime's names of element types, where numpy has others."""
 Values = dict[str, Array]
-Room = Mapping[str, tuple[float, float]]
+Noise = Mapping[str, tuple[float, float]]
 """The change of tensors under perturbation: root of the sum of squares, and largest element."""
 
 
@@ -107,7 +107,7 @@ class JudgedModel:
         """The values of the model's own inputs."""
         return {name: self.frames[name].values_of(x) if name in self.frames else x for name, x in feed.items()}
 
-    def room(self, feed: Mapping[str, Array], names: Sequence[str]) -> Room:
+    def noise(self, feed: Mapping[str, Array], names: Sequence[str]) -> Noise:
         """How far these tensors move under perturbation. Raises ModelError as `of`."""
         still, moved = self.of(names, feed), self.perturbed_runner(names)
         room = dict.fromkeys(names, (0.0, 0.0))
@@ -149,7 +149,7 @@ class JudgedModel:
         strange = [name for name in unlike if not _numbers(wanted[name], found[name])]
         if strange or not unlike:
             return next(iter(strange), None)
-        room = self.room(feed, unlike)
+        room = self.noise(feed, unlike)
         return next((name for name in unlike if not within(wanted[name], found[name], room[name])), None)
 
     def resized_outputs(self, feed: Mapping[str, Array], wanted: Values, found: Mapping[str, Any]) -> set[str]:
@@ -159,7 +159,7 @@ class JudgedModel:
             for name, each in wanted.items()
             if name in found and _numbers(each, found[name]) and not _alike(each, found[name])
         ]
-        return {name for name, (moved, _) in (self.room(feed, names) if names else {}).items() if moved == np.inf}
+        return {name for name, (moved, _) in (self.noise(feed, names) if names else {}).items() if moved == np.inf}
 
     def _session(self, *, optimised: bool) -> Standby:
         found = self._sessions.get(optimised)

@@ -238,7 +238,7 @@ class _PartProof:
         too.
         """
         lost = self.near.lost_outputs(wanted, outputs)
-        self.lost = lost if self.lost_outputs is None else self.lost_outputs & lost
+        self.lost = lost if self.lost is None else self.lost & lost
         far = self.near.far(feed, wanted, outputs)
         if far is not None and self.samples.synthetic:
             far = self.near.far(*self._calibrated)

@@ -19,7 +19,7 @@ KNOWN = {"x": (RANDOM.standard_normal((1, SIZE)) + 1).astype(np.float32)}
 KNOWN |= {name: (KNOWN["x"] * scale - 1).astype(np.float32) for name, scale in (("a", 2), ("b", 0.5), ("y", 3))}
 
 
-def layers(precision: str, large: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, isolation.Alone]:
+def layers(precision: str, large: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, isolation.LayerResult]:
     """x @ v, a tanh of it, and the product of that and w: each on what is known of its input."""
     assert WEIGHTS["v"].nbytes > HEAVY
     nodes = [node("MatMul", "x v", "a"), node("Tanh", "a", "b"), node("MatMul", "b w", "y")]

@@ -31,6 +31,12 @@ Bounds = Sequence[tuple[str, str, int, int]]
 
 LARGEST_TABLE = 1 << 20
 """The most entries in a table of costs."""
+BELOW_FLOOR = 1e3
+"""The cost of an octave below a floor: it outweighs the rounding errors, about 1 a tensor, but not BEYOND."""
+NOT_GIVEN = 1e12
+"""The cost of an octave from a given scale: nothing else outweighs even the smallest difference from it."""
+NO_RANGE = 1e-12
+"""The cost of an octave where values are all 0: it decides only between scales that cost the same."""
 
 
 def least_cost(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
@@ -291,11 +297,11 @@ def _class_cost(
             if tensor in constraints.unsaturated:
                 cost += BEYOND * octaves_above(min(histogram.largest / 127, ceiling), scales)
         if tensor in constraints.floors:
-            cost += 1e3 * octaves_above(min(constraints.floors[tensor], ceiling), scales)
+            cost += BELOW_FLOOR * octaves_above(min(constraints.floors[tensor], ceiling), scales)
         if tensor in constraints.ceilings:
             cost += np.where(octaves_above(scales, ceiling) > 0, LIMIT, 0.0)
         if tensor in constraints.given:
-            cost += 1e12 * np.abs(np.log2(scales / constraints.given[tensor]))
+            cost += NOT_GIVEN * np.abs(np.log2(scales / constraints.given[tensor]))
     if empty:  # any scale represents zeros: use the permitted one next to a range of 1
-        cost += np.abs(exponents + math.log2(127)) * 1e-12
+        cost += NO_RANGE * np.abs(exponents + math.log2(127))
     return cost

@@ -188,7 +188,7 @@ def one_sided(
     noise = floors(graph, nodes, known)
     whole = {name for name in names if name in limits and np.isfinite(limits[name]).all()}
     found = {
-        name: _best(
+        name: _best_steps(
             *seen[keys[name]],
             max(finest(graph, graph.producers[name], known), 0.0 if name in whole else noise.get(name, 0.0)),
             zero_points,
@@ -226,7 +226,7 @@ def _candidates(graph: Graph, nodes: Sequence[Node], zero_points: ZeroPoints) ->
     return found
 
 
-def _best(
+def _best_steps(
     below: Histogram, above: Histogram, floor: float, zero_points: ZeroPoints, *, whole: bool
 ) -> Steps | None:
     """Scale and zero point with the least error; None if zero point 0 is as good.
