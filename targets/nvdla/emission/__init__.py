@@ -20,7 +20,7 @@ from functools import lru_cache
 from npuc.targets.nvdla.emission.describing import Described, describe, operand_sources
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware import programmed
-from npuc.targets.nvdla.firmware.lines import Firmware, Writes
+from npuc.targets.nvdla.firmware.lines import Firmware, RegisterWrite, Writes
 from npuc.targets.nvdla.firmware.post_processing import fetch, look_up_tables, needs_rdma
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import Command, Poll, Write, register_map
@@ -56,8 +56,6 @@ class Emitter:
     def __init__(self, machine: Machine) -> None:
         self.writer = _RegisterWriter(machine)
         self.scoreboard = Scoreboard(machine.atom_bytes)
-        self._registers, self._checked = RegisterFile(self.writer.map), 0
-        """The registers as the commands leave them, and the number of these commands."""
 
     def start(self) -> None:
         """The driver's initialisation: masks interrupts, and waits until the CBUF is flushed."""
@@ -97,12 +95,9 @@ class Emitter:
 
     def _expect_within_limits(self, blocks: Iterable[str]) -> None:
         """Raises ArtefactError (E503) if the latest operation breaks a limit of one of its blocks."""
-        for each in self.writer.commands[self._checked :]:
-            if isinstance(each, Write):
-                self._registers.set(self.writer.map.by_address[each.address], each.value)
-        self._checked, groups = len(self.writer.commands), self.scoreboard.issued[-1].groups
+        groups = self.scoreboard.issued[-1].groups
         for block in blocks:
-            group = self._registers.group(block, 0 if block == BRIDGE else groups[block])
+            group = self.writer.registers.group(block, 0 if block == BRIDGE else groups[block])
             expect_within_limits(group, self.writer.machine)
 
     def _enable(self, blocks: Iterable[str]) -> None:
@@ -139,20 +134,25 @@ class _RegisterWriter:
         self.map = register_map(machine.registers)
         self.firmware = Firmware(self.map, machine.atom_bytes, lambda _: 0)
         self.commands: list[Command] = []
+        self.registers = RegisterFile(self.map)
+        """As the commands leave them, without look-up tables."""
         self.described: list[list[Described]] = []
         """What the engines do of each operation."""
 
     def set(self, title: str, **fields: int | str) -> None:
         """Writes a register by its fields; the others have their reset values."""
-        register = self.map.by_title[title]
-        self.commands.append(Write(register.address, register.value(**fields)))
+        self.put([(title, self.map.by_title[title].value(**fields))])
 
-    def raw(self, title: str, value: int) -> None:
-        """Writes all bits of a register up to its highest field: addresses and sizes in bytes, numbers in two's
+    def put(self, values: Iterable[RegisterWrite]) -> None:
+        """Writes all bits of registers up to their highest fields: addresses and sizes in bytes, numbers in two's
         complement.
         """
-        register = self.map.by_title[title]
-        self.commands.append(Write(register.address, value & register.mask))
+        known, store, append = self.map.by_title, self.registers.set, self.commands.append
+        for title, value in values:
+            register = known[title]
+            word = value & register.mask
+            append(Write(register.address, word))
+            store(register, word)
 
     def write(self, operation: Operation) -> None:
         """Programs an operation, each register once."""
@@ -169,12 +169,7 @@ class _RegisterWriter:
             if isinstance(each.op, of.Sdp):
                 values |= self._fetched(operation, each.op, each.surfaces)
         values |= _own(operation)
-        known = self.map.by_title
-        self.commands += [
-            Write(known[title].address, value & known[title].mask)
-            for title, value in values.items()
-            if title not in FIRMWARES_OWN
-        ]
+        self.put(each for each in values.items() if each[0] not in FIRMWARES_OWN)
 
     def _fetched(self, operation: Operation, op: of.Sdp, surfaces: of.SdpSurfaces) -> Writes:
         """The writes of SDP_RDMA where the firmware has none, or others: units use what is fetched, not what is in
@@ -196,10 +191,8 @@ class _RegisterWriter:
         line = next(each for each in range(min(units, LONGEST), 0, -1) if units % each == 0)
         memories = {"SRC": operation.source.address, "DST": operation.destination.address}
         for side, address in memories.items():
-            self.raw(f"BDMA.CFG_{side}_ADDR_LOW", address)
-            self.raw(f"BDMA.CFG_{side}_ADDR_HIGH", address >> 32)
-            self.raw(f"BDMA.CFG_{side}_LINE", line * UNIT)
-            self.raw(f"BDMA.CFG_{side}_SURF", units * UNIT)
+            values = {"ADDR_LOW": address, "ADDR_HIGH": address >> 32, "LINE": line * UNIT, "SURF": units * UNIT}
+            self.put((f"BDMA.CFG_{side}_{name}", value) for name, value in values.items())
         types = {f"{side}_RAM_TYPE": int(not self.machine.in_sram(each)) for side, each in memories.items()}
         self.set("BDMA.CFG_CMD", **types)
         self.set("BDMA.CFG_LINE", SIZE=line - 1)
@@ -212,8 +205,7 @@ class _RegisterWriter:
 def _tables(machine: Machine, lut: of.Lut, block: str, *, floating: bool) -> tuple[Command, ...]:
     """The writes that load tables; layers have many in common."""
     writer = _RegisterWriter(machine)
-    for title, value in look_up_tables(writer.firmware, block, lut, floating=floating):
-        writer.raw(title, value)
+    writer.put(look_up_tables(writer.firmware, block, lut, floating=floating))
     return tuple(writer.commands)
 
 

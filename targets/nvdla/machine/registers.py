@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from npuc.bits import Bits, Names, bits, decode, encode, named_fields, places, word
 from npuc.errors import EncodingError
@@ -235,8 +235,7 @@ Verilator test bench of NVDLA's tree, which looks for interrupts after all regis
 """
 
 
-@frozen
-class Write:
+class Write(NamedTuple):
     """The driver writes a register."""
 
     address: int

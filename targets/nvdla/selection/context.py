@@ -161,7 +161,7 @@ def sharing(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
     kernels = graph.shape(node.output)[1]
     while True:
         parts = parts_of(graph, node, (x, spaced(kernels, most, atom)), (atom, most), atom)
-        shapes = {geometry(graph, node, part.lanes, part.count) for part in parts}
+        shapes = {geometry(graph, node, size.lanes, size.count) for size in {part.size for part in parts}}
         if all(kernels_together(machine, each) >= min(group, each.kernels) for each in shapes):
             return most
         if most == 1:
@@ -178,6 +178,11 @@ class ConvolutionPart:
     lane: int
     """The first lane of the input, at the start of an atom."""
     lanes: int
+
+    @property
+    def size(self) -> ConvolutionPart:
+        """A pass as large as this one."""
+        return ConvolutionPart(0, self.count, 0, self.lanes)
 
     def source(self, x: Placed, tile: RowTile, shape: Geometry) -> Surface:
         """The input that the pass reads, every line_step-th line."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -298,7 +298,7 @@ def compressible(context: Context, node: Node) -> bool:
 
 def _shape(context: Context, node: Node, part: ConvolutionPart, x: Placed, form: WeightForm) -> Geometry:
     """The geometry of a pass, computed once."""
-    key = node.output, part, form
+    key = node.output, part.size, form
     if key not in context.shapes:
         held = x.view.buffer
         lanes = FORMATS[held.pixels].channels if held.pixels else part.lanes
@@ -317,12 +317,12 @@ def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Convoluti
         wider = (width for power in range(extent.bit_length()) if (width := atom << power) < extent)
         widths = [(width, width) for width in (extent, *wider)]
     options = (parts_of(context.graph, node, lanes, width, atom) for width in widths)
-    fitting = (
-        each for each in options if all(_fits(context, _shape(context, node, part, x, DIRECT)) for part in each)
-    )
+    fits = cache(lambda size: _fits(context, _shape(context, node, size, x, DIRECT)))
+    fitting = (each for each in options if all(fits(part.size) for part in each))
     if GROUP(node) == 1:
         return next(fitting)
-    return min(fitting, key=lambda parts: sum(_part_cycles(context, node, part, x, y) for part in parts))
+    cycles = cache(lambda size: _part_cycles(context, node, size, x, y))
+    return min(fitting, key=lambda parts: sum(cycles(part.size) for part in parts))
 
 
 def _fits(context: Context, shape: Geometry) -> bool:
