@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -76,8 +76,20 @@ class Loader(wiring.Component):
             read.addr.eq(self.following),
         ]
         self.now = read.data
+        self.one_hk, self.one_wk = Signal(), Signal()
+        after = self._after(m)
+        m.submodules.kernels = kernels = memory.Memory(shape=2, depth=self.machine.itcm_words, init=[])
+        put, get = kernels.write_port(), kernels.read_port(domain="comb")
+        m.d.comb += [
+            put.en.eq(self.write),
+            put.addr.eq(self.write_stage),
+            get.addr.eq(Mux(self.running, after, 0)),
+        ]
+        m.d.comb += put.data.eq(Cat(self.stage.one_hk, self.stage.one_wk))
+        with m.If(self.moves | ~self.running):  # before the other fields, for the step's first cycle
+            m.d.sync += Cat(self.one_hk, self.one_wk).eq(get.data)
         self._describe(m)
-        self._go_on(m)
+        self._go_on(m, after)
         self._sweep(m)
         return m
 
@@ -96,8 +108,8 @@ class Loader(wiring.Component):
             step.part.eq(self.part),
             step.group.eq(self.group),
             step.side.eq(self.side),
-            step.one_hk.eq(now.one_hk),
-            step.one_wk.eq(now.one_wk),
+            step.one_hk.eq(self.one_hk),
+            step.one_wk.eq(self.one_wk),
             self.next_part.eq(self.following),
             step.last_channel.eq(
                 Mux(chain.dense, Mux(self.group == last_group, now.last_channel[:GROUP], (1 << GROUP) - 1), 0)
@@ -108,17 +120,25 @@ class Loader(wiring.Component):
             ),
         ]
 
-    def _go_on(self, m: Module) -> None:
-        """Moves to the next step: groups within words, or channel-wise words within groups, within tiles."""
-        chain = self.chain
-        after = Signal(self.stages)  # 0 behind the last step
+    def _after(self, m: Module) -> Signal:
+        """The part of the next step: groups within words, or channel-wise words within groups, within tiles."""
+        chain, after = self.chain, Signal(self.stages)  # 0 behind the last step
+        self.more_parts, self.more_groups = Signal(), Signal()
+        m.d.comb += [
+            self.more_parts.eq(self.part < chain.last_part),
+            self.more_groups.eq(self.group < self.now.last_channel >> GROUP),
+        ]
+        with m.If(chain.dense & self.more_groups):
+            m.d.comb += after.eq(self.part)
+        with m.Elif(self.more_parts):
+            m.d.comb += after.eq(self.part + 1)
+        return after
+
+    def _go_on(self, m: Module, after: Signal) -> None:
+        """Moves to the next step."""
+        chain, more_parts, more_groups = self.chain, self.more_parts, self.more_groups
         m.d.comb += self.following.eq(Mux(self.moves, after, self.part))
         m.d.sync += self.part.eq(self.following)
-        more_parts, more_groups = self.part < chain.last_part, self.group < self.now.last_channel >> GROUP
-        with m.If(chain.dense & more_groups):
-            m.d.comb += after.eq(self.part)
-        with m.Elif(more_parts):
-            m.d.comb += after.eq(self.part + 1)
         with m.If(self.start):
             m.d.sync += self.running.eq(1)
         with m.If(~self.running):
@@ -147,9 +167,9 @@ class Loader(wiring.Component):
         last_row, last_column = Signal(TILE), Signal(TILE)
         fresh, row_ends = Signal(), Signal()
         # in the step's first cycle, only whether there are one or two rows or columns is known
-        one_row, one_column = (step.y == 1) & now.one_hk, (step.x == 1) & now.one_wk
-        two_rows = Mux(now.one_hk, (step.y == 2) & (now.Sh == 1), (step.y == 1) & (now.reach_h == 1))
-        two_columns = Mux(now.one_wk, (step.x == 2) & (now.Sw == 1), (step.x == 1) & (now.reach_w == 1))
+        one_row, one_column = (step.y == 1) & self.one_hk, (step.x == 1) & self.one_wk
+        two_rows = Mux(self.one_hk, (step.y == 2) & (now.Sh == 1), (step.y == 1) & (now.reach_h == 1))
+        two_columns = Mux(self.one_wk, (step.x == 2) & (now.Sw == 1), (step.x == 1) & (now.reach_w == 1))
         in_last_row, in_last_column = Signal(), Signal()
         m.d.sync += [
             fresh.eq(~self.running | self.moves),
