@@ -235,9 +235,9 @@ def expect_exact_integers(model: onnx.ModelProto) -> None:
 def has_integer_products(model: onnx.ModelProto) -> bool:
     """Whether the model has operators that are exact only with the optimisations."""
     from npuc.onnx_files.integer_products import PRODUCTS
-    from npuc.onnx_files.subgraphs import inner_nodes
+    from npuc.onnx_files.subgraphs import nodes_in
 
-    return any(node.op_type in PRODUCTS for node in inner_nodes(model.graph.node))
+    return any(node.op_type in PRODUCTS for node in nodes_in(model.graph.node))
 
 
 def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = False) -> Standby:

@@ -47,7 +47,7 @@ from npuc.frontend.signatures import attributes_of, check_arity, is_known, signa
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgrade
 from npuc.ir import Array, Node, TensorType, topological
 from npuc.onnx_files.external_data import array_of
-from npuc.onnx_files.subgraphs import inner_nodes, subgraphs
+from npuc.onnx_files.subgraphs import nodes_in, subgraphs
 from npuc.reference import STANDARD
 from npuc.system.budget import beyond_limits
 
@@ -226,9 +226,7 @@ def import_nodes(
     host: whether inputs may have types and shapes that only the host accepts. Raises ModelError if the model is
     malformed, an input stays dynamic, or memory does not suffice; Defect for an importer that fails.
     """
-    texts = frozenset(
-        {text for node in inner_nodes(model.graph.node) for text in (node.op_type, node.name)} - {""}
-    )
+    texts = frozenset({text for node in nodes_in(model.graph.node) for text in (node.op_type, node.name)} - {""})
     file, (model, opset) = model, importable(model, folder)
     given = file_nodes(file)
     avoided: dict[str, str] = {}

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from npuc.errors import ModelError
 from npuc.ir import Array
 from npuc.onnx_files.external_data import LARGEST_TENSOR, array_of
-from npuc.onnx_files.subgraphs import graphs, inner_nodes, tensor_names
+from npuc.onnx_files.subgraphs import graphs, nodes_in, tensor_names
 from npuc.reference import STANDARD
 from npuc.system.budget import expect_room
 from npuc.target import RECURRENT
@@ -146,7 +146,7 @@ def steps_first(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Source: ONNX, the attribute layout of these operators.
     """
-    if not any(map(_batch_first, inner_nodes(model.graph.node))):
+    if not any(map(_batch_first, nodes_in(model.graph.node))):
         return model
     made = onnx.ModelProto()
     made.CopyFrom(model)

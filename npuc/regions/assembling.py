@@ -33,7 +33,7 @@ class LoweredPart:
     program: Program
 
 
-def whole_program(
+def lone_program(
     plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping[Key, LoweredPart]
 ) -> Program | None:
     """The program of the only part, if that is the whole network; None if the host has a part too."""

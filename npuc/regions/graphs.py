@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 from npuc.errors import Problem, UnsupportedOperator
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.ir import Graph
-from npuc.onnx_files.subgraphs import inner_nodes
+from npuc.onnx_files.subgraphs import nodes_in
 from npuc.ops import build
 from npuc.ops.products import macs
 from npuc.reference import STANDARD
@@ -79,7 +79,7 @@ def nodes_behind(network: ImportedModel, names: Iterable[str]) -> list[ImportedN
 
 def custom_operators(nodes: Iterable[ImportedNode]) -> Iterator[str]:
     """Operators that onnxruntime has only with a library from the user, including those in subgraphs."""
-    for proto in inner_nodes(node.proto for node in nodes):
+    for proto in nodes_in(node.proto for node in nodes):
         if proto.domain not in STANDARD:
             yield f"{proto.domain}::{proto.op_type}"
 
