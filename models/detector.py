@@ -62,7 +62,7 @@ def _scene(random: np.random.Generator) -> tuple[Array, Array]:
     for _ in range(ATTEMPTS):
         if len(things) < wanted:
             kind, box, mask = _thing(random)
-            if all(_apart(box, other[1:]) for other in things):
+            if all(_has_gap(box, other[1:]) for other in things):
                 hue = HUES[kind] * random.uniform(*CONTRASTS) * (random.choice((-1, 1)) if kind == CLASSES else 1)
                 image = np.where(mask, (image + colour) / 2 + hue[:, None, None], image)
                 things.append((kind, *box))
@@ -89,7 +89,7 @@ def _thing(random: np.random.Generator) -> tuple[int, tuple[int, int, int, int],
     return kind, (x, y, x + width, y + height), inside
 
 
-def _apart(box: Sequence[int], other: Sequence[int]) -> bool:
+def _has_gap(box: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two boxes have a gap between them."""
     return any(low[axis] >= high[axis + 2] + GAP for low, high in ((box, other), (other, box)) for axis in (0, 1))
 

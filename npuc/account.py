@@ -199,7 +199,7 @@ def nodes_named(
         if len(found) == 1:
             return {*next(iter(found))}
         if found:
-            raise _ambiguous(asked, list(found.values()))
+            raise _ambiguity_error(asked, list(found.values()))
     parts = dict.fromkeys(part for name in names for part in (name, *name.split(";")))
     reason = f"the program has no node, tensor or layer '{asked}'.{closest(asked, parts)}"
     limit = f"a name of the model, or an instruction 0..{len(listing) - 1}"
@@ -243,7 +243,7 @@ def _inside(asked: str, name: str) -> bool:
     return bool(asked) and any(f"/{asked}/" in f"/{part}/" for part in name.split(";"))
 
 
-def _ambiguous(asked: str, names: Sequence[str]) -> ArtefactError:
+def _ambiguity_error(asked: str, names: Sequence[str]) -> ArtefactError:
     shown = ", ".join(f"'{each}'" for each in names[:MOST_SHOWN]) + ", ..." * (len(names) > MOST_SHOWN)
     reason, remedy = f"{len(names)} names have the part '{asked}'", "give more of the name"
     return ArtefactError("E508", reason, limit=shown, remedy=remedy)

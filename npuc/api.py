@@ -29,7 +29,7 @@ from npuc.ir import Array
 from npuc.program import OBJECT, STRING, Port, Program
 from npuc.regions.composite import target_of
 from npuc.regions.running import samples_of
-from npuc.regions.variants import choice_error, together, variants_of
+from npuc.regions.variants import choice_error, join_variants, variants_of
 from npuc.registry import target as find
 from npuc.samples import loading as data
 from npuc.samples.structured import objects, row
@@ -137,7 +137,7 @@ class CompiledVariants:
 
     def save(self, directory: str | PathLike[str], *, force: bool = False) -> None:
         """Writes one artefact of all programs, which share files. Raises ArtefactError (E505, E506)."""
-        programs.save(together([each.program for each in self.variants]), Path(directory), force=force)
+        programs.save(join_variants([each.program for each in self.variants]), Path(directory), force=force)
 
 
 def compile(

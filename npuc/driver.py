@@ -26,7 +26,7 @@ from npuc.quantize.qdq import qdq_model
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.table import expect_of_model, not_stored
 from npuc.regions.accounting import account_of
-from npuc.regions.assembling import entire
+from npuc.regions.assembling import lone_program
 from npuc.regions.compilation import calibrating, compile_parts, loads, lowered_parts, optimised_whole, request_of
 from npuc.regions.planning import ModelPlan, divide, plan_model
 from npuc.regions.rebatching import rebatch
@@ -198,7 +198,7 @@ def survey_of(request: Request) -> Survey:
         return Survey((), tuple(_nowhere(plan, error)))
     parts = divide(plan)
     programs = {key: each.program for key, each in lowered.items()}
-    entries = account_of(plan, parts, programs, whole=entire(plan, parts, lowered) is not None)
+    entries = account_of(plan, parts, programs, whole=lone_program(plan, parts, lowered) is not None)
     found = reasons(entries)
     if request.options.strict:
         found = (replace(each, problem=_as_refusal(each.problem)) for each in found)

@@ -151,7 +151,7 @@ class Suite(BackendTest):
             strange = [each for each in ref_outputs if _is_strange(each)]
             if strange:
                 raise unittest.SkipTest(f"onnxruntime gives no arrays of {strange[0].dtype}") from None
-            if place_of(run.program) == "host" and _same(run.by_onnxruntime(), outputs):
+            if place_of(run.program) == "host" and _is_same(run.by_onnxruntime(), outputs):
                 raise unittest.SkipTest("onnxruntime computes other values than the test expects") from None
             raise
         finally:
@@ -174,7 +174,7 @@ def _is_strange(value: Any) -> bool:
     )
 
 
-def _same(wanted: Sequence[Any], found: Sequence[Any]) -> bool:
+def _is_same(wanted: Sequence[Any], found: Sequence[Any]) -> bool:
     """Whether two runs gave the same values."""
     return comparable(list(wanted), list(found)) and all(
         np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")

@@ -310,7 +310,7 @@ def expect_replaceable(directory: Path, *, force: bool = False) -> None:
     if force:
         return
     reason = None if is_artefact(directory) else "exists and is not an npuc artefact"
-    if reason is None and (foreign := _foreign(directory)):
+    if reason is None and (foreign := _foreign_files(directory)):
         reason = f"holds '{foreign[0]}', which npuc did not write"
     if reason is not None:
         remedy = "choose another name with -o, or replace it with --force"
@@ -376,7 +376,7 @@ def is_artefact(directory: Path) -> bool:
         return False
 
 
-def _foreign(directory: Path) -> list[str]:
+def _foreign_files(directory: Path) -> list[str]:
     """Names of files in an artefact's directory that are not in its table of files."""
     try:
         names = sorted(each.name for each in directory.iterdir())

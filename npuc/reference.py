@@ -103,7 +103,7 @@ def session(
 def _try_session(
     given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool, products: bool
 ) -> Any:
-    exact = _exact(given, weights) if precise and products else given
+    exact = _make_exact(given, weights) if precise and products else given
     try:
         return _open(exact, weights, few_runs=few_runs, precise=precise)
     except Exception:  # onnxruntime raises many unrelated types
@@ -115,7 +115,7 @@ def _try_session(
             raise runtime_refusal(error) from None
 
 
-def _exact(given: str | bytes, weights: Mapping[str, Array]) -> str | bytes:
+def _make_exact(given: str | bytes, weights: Mapping[str, Array]) -> str | bytes:
     """The same model in a form that is exact without PRECISE, if it is not exact here.
 
     PRECISE changes constant weights only, and with it onnxruntime opens no product of int8 and int8, and no two
@@ -235,9 +235,9 @@ def expect_exact_integers(model: onnx.ModelProto) -> None:
 def has_integer_products(model: onnx.ModelProto) -> bool:
     """Whether the model has operators that are exact only with the optimisations."""
     from npuc.onnx_files.integer_products import PRODUCTS
-    from npuc.onnx_files.subgraphs import within
+    from npuc.onnx_files.subgraphs import nodes_in
 
-    return any(node.op_type in PRODUCTS for node in within(model.graph.node))
+    return any(node.op_type in PRODUCTS for node in nodes_in(model.graph.node))
 
 
 def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = False) -> Standby:

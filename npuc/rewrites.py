@@ -71,8 +71,8 @@ class Rewrite:
 def rewrites(name: str, before: Graph, after: Graph, price: Price) -> Iterator[Rewrite]:
     """The rewrites of a pass, in graph order."""
     old, new = _by_outputs(before), _by_outputs(after)
-    gone = [node for key, node in old.items() if not _same(node, new.get(key))]
-    made = [node for key, node in new.items() if not _same(node, old.get(key))]
+    gone = [node for key, node in old.items() if not _is_same(node, new.get(key))]
+    made = [node for key, node in new.items() if not _is_same(node, old.get(key))]
     for removed, added in sharing((gone, made), _keys):
         first, second = (
             [_describe(graph, node) for node in nodes] for graph, nodes in ((before, removed), (after, added))
@@ -114,7 +114,7 @@ def _by_outputs(graph: Graph) -> dict[tuple[str, ...], Node]:
     return {node.outputs: node for node in graph.nodes}
 
 
-def _same(node: Node, other: Node | None) -> bool:
+def _is_same(node: Node, other: Node | None) -> bool:
     return node is other or (
         other is not None and (node.op, node.inputs, node.attrs) == (other.op, other.inputs, other.attrs)
     )

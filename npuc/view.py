@@ -161,11 +161,11 @@ class Timeline:
         )
 
 
-def apart(buffers: Iterable[BufferUse]) -> tuple[BufferUse, ...]:
+def separate_buffers(buffers: Iterable[BufferUse]) -> tuple[BufferUse, ...]:
     """The buffers, with interleaved ones merged, so that no two overlap.
 
     >>> one, other = BufferUse("m", "x", 0, 8, 0, 5), BufferUse("m", "x", 4, 8, 3, 9)
-    >>> apart([one, other, BufferUse("m", "y", 0, 8, 9, 12)])[0]
+    >>> separate_buffers([one, other, BufferUse("m", "y", 0, 8, 9, 12)])[0]
     BufferUse(memory='m', label='x', address=0, size=12, start=0, end=9, used=None)
     """
     found: list[BufferUse] = []

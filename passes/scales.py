@@ -128,7 +128,7 @@ class RescaleCoarseOperands:
         demands = self.constraints(graph, nodes, free)
         ties = tying(graph, nodes, frozenset(demands.equal))
         joins = joining(ties, free)
-        if not _apart(joins, free, demands, self.fewest):
+        if not _is_coarser(joins, free, demands, self.fewest):
             return graph
         scales = choose_scales(free, demands, "minmax")
         coarse = {name for name, scale in scales.items() if 0 < free[name].largest < self.fewest * scale}
@@ -160,7 +160,7 @@ def joining(ties: Iterable[Node], free: Collection[str]) -> list[Node]:
     return [node for node in ties if len({*data_inputs(node)}.intersection(free)) > 1]
 
 
-def _apart(joins: Sequence[Node], free: Histograms, demands: ScaleConstraints, fewest: int) -> bool:
+def _is_coarser(joins: Sequence[Node], free: Histograms, demands: ScaleConstraints, fewest: int) -> bool:
     """Whether an operand is so much smaller than a tensor with its scale that it may become too coarse."""
     class_of = components(free, demands.equal)
     largest: dict[str, float] = {}

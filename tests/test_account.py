@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from npuc.account import Entry, account_of, nodes_named
 from npuc.driver import compile_model
 from npuc.models import MODELS
-from npuc.onnx_files.subgraphs import within
+from npuc.onnx_files.subgraphs import nodes_in
 from npuc.target import Options, Request, target
 from tests.cli.process import SYNTHETIC, npuc
 from tests.onnx_models import network, parse
@@ -173,7 +173,7 @@ def test_every_name_of_the_model_leads_to_its_node(entries: tuple[Entry, ...]) -
     for node, entry in zip(model.graph.node, entries, strict=True):
         for name in filter(None, (node.name, *node.output)):
             assert nodes_named(entries, name, {}, ()) == {entry.node}
-        for inner in list(within([node]))[1:]:
+        for inner in list(nodes_in([node]))[1:]:
             assert nodes_named(entries, inner.name, {}, ()) == {entry.node}
     for name in ("x", "w", "v", "yes", "inner", "branch", "t", "r"):
         assert nodes_named(entries, name, {}, ())

@@ -33,7 +33,7 @@ from npuc.cli.options import (
     target_option,
     tell_cache,
 )
-from npuc.cli.output import PATH, print_json, say, tell_warnings, unread, verbose, with_seconds, working
+from npuc.cli.output import PATH, check_output, print_json, say, tell_warnings, verbose, with_seconds, working
 from npuc.flag import CHOICES
 from npuc.text.escaping import escape_report
 from npuc.text.terminal import closest
@@ -117,7 +117,7 @@ def compile_command(
     from npuc.driver import compile_variants
     from npuc.program import RANGES
     from npuc.quantize.calibration.cache import remembering
-    from npuc.regions.variants import together
+    from npuc.regions.variants import join_variants
     from npuc.registry import target as find
     from npuc.reports import summaries
     from npuc.target import Request
@@ -138,7 +138,7 @@ def compile_command(
         if name in dump_after or (more > 1 and after is not before):
             say(f"after {name}:\n{after}", err=True)
 
-    directory = output or unread(Path(f"{model.stem}.npu"))
+    directory = output or check_output(Path(f"{model.stem}.npu"))
     program.expect_replaceable(directory, force=force)
     said: list[str] = []
     with (
@@ -147,7 +147,7 @@ def compile_command(
     ):
         request = Request(model, kind, remembered, calibration, hook=hook, synthetic=False)
         variants, _ = compile_variants(request, shapes)
-        compiled = variants[0] if len(variants) == 1 else together(variants)
+        compiled = variants[0] if len(variants) == 1 else join_variants(variants)
     tell_cache(said)
     program.save(compiled, directory, force=force, final=True)
     if len(variants) > 1:

@@ -117,7 +117,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _together(*options: Decorator) -> Decorator:
+def _add_all(*options: Decorator) -> Decorator:
     """Adds these options, in this order."""
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,7 +159,7 @@ bind_option = click.option(
     callback=_bindings,
     help="Replace a scalar input by a constant, or give a named dimension its extent.",
 )
-cut_options = _together(
+cut_options = _add_all(
     click.option(
         "--inputs", metavar="TENSOR,..", help="Compile the part of the model that begins at these tensors."
     ),
@@ -181,7 +181,7 @@ def removed_options(*names: str) -> Decorator:
         if value is not None:
             raise click.UsageError(f"{param.opts[0]} was removed; {INSTEAD[str(param.name)]}")
 
-    return _together(
+    return _add_all(
         *(
             click.option(
                 option_of(name),
@@ -198,7 +198,7 @@ def removed_options(*names: str) -> Decorator:
 
 
 INSTEAD = {**REMOVED, **{name: f"it is {what}" for name, what in KEYWORDS.items()}}
-search_options = _together(
+search_options = _add_all(
     removed_options("scales", "input_data"),
     click.option(
         "--calibration-cache",
@@ -255,7 +255,7 @@ def _volume(ctx: click.Context, param: click.Parameter, value: int) -> None:
         raise click.UsageError("--quiet and --verbose exclude each other")
 
 
-volume_options = _together(
+volume_options = _add_all(
     click.option(
         "-v",
         "--verbose",
@@ -268,7 +268,7 @@ volume_options = _together(
         "-q", "--quiet", is_flag=True, expose_value=False, callback=_volume, help="Print errors only (and --json)."
     ),
 )
-json_option = _together(
+json_option = _add_all(
     volume_options, click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 )
 """What every command has that reports."""
@@ -292,7 +292,7 @@ def _help(flag: Flag) -> str:
     return f"{flag.help} [default: {flag.values[0]}]"
 
 
-target_flags = _together(
+target_flags = _add_all(
     click.option(option_of(ISA.name), type=SuggestingChoice(ISA.values), help=_help(ISA)),
     removed_options("objective", "weights"),
 )
@@ -371,7 +371,7 @@ def format_options(*forms: str) -> Callable[[Callable[..., T]], Callable[..., T]
     return add_format
 
 
-chip_options = _together(
+chip_options = _add_all(
     click.option(
         "--chip-model",
         type=SuggestingChoice(("own", "quick", "vendor", "rtl")),
@@ -436,7 +436,7 @@ prefix_option = click.option(
 modified_option = click.option("--allow-modified", is_flag=True, help="Load files that do not match their sha256.")
 
 
-artefact_options = _together(modified_option, limit_options, json_option)
+artefact_options = _add_all(modified_option, limit_options, json_option)
 """Options of commands that open an artefact and run models."""
 
 

@@ -248,7 +248,7 @@ PATH = _Path(path_type=Path)
 MACHINE = _Machine(path_type=Path)
 
 
-def unread(path: Path) -> Path:
+def check_output(path: Path) -> Path:
     """The default of an output. Fails as an output that the user names does."""
     ctx = click.get_current_context()
     param = next(each for each in ctx.command.params if each.name == "output")

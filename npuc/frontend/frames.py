@@ -19,7 +19,7 @@ from npuc.errors import DataError
 from npuc.images import yuv
 from npuc.images.description import CHANNELS, PIXEL, Description
 from npuc.ir import Array
-from npuc.onnx_files.subgraphs import tensor_names, within
+from npuc.onnx_files.subgraphs import nodes_in, tensor_names
 from npuc.text.escaping import Names
 
 DEQUANTISES = 10
@@ -49,7 +49,7 @@ def _frame(model: onnx.ModelProto, described: Description) -> None:
     port.type.CopyFrom(helper.make_tensor_type_proto(elements, described.frame_shape))
     made = _Nodes(described.input, Names(tensor_names(graph)))
     result = made.convert(described, model)
-    for node in within(graph.node):
+    for node in nodes_in(graph.node):
         node.input[:] = [result if name == described.input else name for name in node.input]
     nodes = [*made.nodes, *graph.node]
     del graph.node[:]

@@ -47,7 +47,7 @@ from npuc.frontend.signatures import attributes_of, check_arity, is_known, signa
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgrade
 from npuc.ir import Array, Node, TensorType, topological
 from npuc.onnx_files.external_data import array_of
-from npuc.onnx_files.subgraphs import subgraphs, within
+from npuc.onnx_files.subgraphs import nodes_in, subgraphs
 from npuc.reference import STANDARD
 from npuc.system.budget import beyond_limits
 
@@ -226,7 +226,7 @@ def import_nodes(
     host: whether inputs may have types and shapes that only the host accepts. Raises ModelError if the model is
     malformed, an input stays dynamic, or memory does not suffice; Defect for an importer that fails.
     """
-    texts = frozenset({text for node in within(model.graph.node) for text in (node.op_type, node.name)} - {""})
+    texts = frozenset({text for node in nodes_in(model.graph.node) for text in (node.op_type, node.name)} - {""})
     file, (model, opset) = model, importable(model, folder)
     given = file_nodes(file)
     avoided: dict[str, str] = {}
@@ -352,7 +352,7 @@ class _Import:
             return wanted
         unknown = [each for each in reads if each not in to.types]
         if name in self.avoided or unknown:
-            self._foreign(name, source, proto, _unread(source, proto, self.avoided.get(name), unknown))
+            self._foreign(name, source, proto, _unread_reason(source, proto, self.avoided.get(name), unknown))
             return {}
         if node.op_type == "If" and node.domain in ONNX_DOMAINS and proto.input[0] in to.constants:
             return self._branch(name, source, proto)
@@ -424,7 +424,7 @@ class _Import:
         self.nodes.append(ImportedNode(name, proto, (), where, source, follows))
 
 
-def _unread(name: str, proto: onnx.NodeProto, omitted: str | None, unknown: Sequence[str]) -> Problem:
+def _unread_reason(name: str, proto: onnx.NodeProto, omitted: str | None, unknown: Sequence[str]) -> Problem:
     """Why a node cannot be imported even though no importer refused it.
 
     omitted: the output that an importer would not compute; unknown: what it reads without a type.

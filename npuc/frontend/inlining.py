@@ -12,7 +12,7 @@ from npuc.frontend.builder import NodeBuilder, OnnxNode
 from npuc.frontend.foreign import rename_inputs as with_inputs
 from npuc.frontend.upgrading import ONNX_DOMAINS
 from npuc.onnx_files.external_data import array_of
-from npuc.onnx_files.subgraphs import within
+from npuc.onnx_files.subgraphs import nodes_in
 from npuc.system.budget import NODE_BYTES, take
 
 DEEPEST = 64
@@ -42,7 +42,7 @@ class _Expansion:
         """Bytes of nodes, including their subgraphs and the functions that they call."""
         return sum(
             NODE_BYTES + node.ByteSize() + self._call_size((node.domain, node.op_type, node.overload), depth)
-            for node in within(nodes)
+            for node in nodes_in(nodes)
         )
 
     def _call_size(self, key: Key, depth: int) -> int:
@@ -89,7 +89,7 @@ def with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
     made = onnx.ModelProto()
     made.CopyFrom(model)
     for nodes in (made.graph.node, *(each.node for each in made.functions)):
-        for node in within(nodes):
+        for node in nodes_in(nodes):
             given = {each.name for each in node.attribute}
             found = defaults.get((node.domain, node.op_type, node.overload), ())
             node.attribute.extend(each for each in found if each.name not in given)
@@ -118,7 +118,7 @@ def with_one_opset(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _expect_same(function: onnx.FunctionProto, own: onnx.OperatorSetIdProto, version: int) -> None:
     """Raises ModelError (E103) if the function has an operator with another definition in this version."""
-    for node in within(function.node):
+    for node in nodes_in(function.node):
         if _domain(node.domain) == _domain(own.domain):
             first, other = (_since(node, each) for each in (own.version, version))
             if first != other:

@@ -17,7 +17,7 @@ from npuc.errors import ModelError, Problem, UnsupportedOperator
 from npuc.frontend.foreign import all_inputs, rename_inputs
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
-from npuc.onnx_files.subgraphs import graphs, subgraphs, within
+from npuc.onnx_files.subgraphs import graphs, nodes_in, subgraphs
 from npuc.ops import build
 from npuc.text.escaping import Names
 
@@ -193,7 +193,7 @@ def _names_within(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _names_of(nodes: Sequence[onnx.NodeProto]) -> Iterator[str]:
-    for node in within(nodes):
+    for node in nodes_in(nodes):
         yield from (node.name, *node.input, *node.output)
 
 

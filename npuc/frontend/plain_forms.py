@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from npuc.errors import ModelError
 from npuc.ir import Array
 from npuc.onnx_files.external_data import LARGEST_TENSOR, array_of
-from npuc.onnx_files.subgraphs import graphs, tensor_names, within
+from npuc.onnx_files.subgraphs import graphs, nodes_in, tensor_names
 from npuc.reference import STANDARD
 from npuc.system.budget import expect_room
 from npuc.target import RECURRENT
@@ -53,7 +53,7 @@ def _dense(sparse: onnx.SparseTensorProto, name: str, folder: Path | None) -> on
     shape, values, indices = tuple(sparse.dims), array_of(sparse.values, folder), array_of(sparse.indices, folder)
     size = int(np.prod(shape, dtype=np.float64)) if all(0 <= each <= LARGEST_TENSOR for each in shape) else -1
     if not 0 <= size <= LARGEST_TENSOR or values.dtype.kind not in "fiub":
-        raise _bad(f"a sparse constant of {values.dtype} {list(shape)}", name)
+        raise _form_error(f"a sparse constant of {values.dtype} {list(shape)}", name)
     expect_room(3 * size * values.itemsize, "a constant", tensor=name)
     dense = np.zeros(size, values.dtype)
     dense[_flat(indices, shape, size, len(values.ravel()), name)] = values.ravel()
@@ -63,17 +63,17 @@ def _dense(sparse: onnx.SparseTensorProto, name: str, folder: Path | None) -> on
 def _flat(indices: Array, shape: tuple[int, ...], size: int, count: int, name: str) -> Array:
     """The elements' positions. Raises ModelError (E105) unless they are distinct, inside and as many as values."""
     if indices.dtype != np.int64 or indices.shape not in ((count,), (count, len(shape))):
-        raise _bad(f"indices {indices.dtype} {list(indices.shape)} for {count} values", name)
+        raise _form_error(f"indices {indices.dtype} {list(indices.shape)} for {count} values", name)
     limits = np.array(shape if indices.ndim == 2 else size)
     if ((indices < 0) | (indices >= limits)).any():
-        raise _bad(f"an index lies outside {list(shape)}", name)
+        raise _form_error(f"an index lies outside {list(shape)}", name)
     flat = np.asarray(np.ravel_multi_index(tuple(indices.T), shape)) if indices.ndim == 2 else indices
     if len(np.unique(flat)) != count:
-        raise _bad("two values for one element", name)
+        raise _form_error("two values for one element", name)
     return flat
 
 
-def _bad(reason: str, name: str) -> ModelError:
+def _form_error(reason: str, name: str) -> ModelError:
     return ModelError("E105", f"a sparse constant: {reason}", tensor=name or None)
 
 
@@ -100,7 +100,7 @@ def with_activations_apart(model: onnx.ModelProto) -> onnx.ModelProto:
     made = onnx.ModelProto()
     made.CopyFrom(model)
     names = Names(tensor_names(made.graph))
-    nodes = [new for node in model.graph.node for new in _apart(node, names)]
+    nodes = [new for node in model.graph.node for new in _separate(node, names)]
     del made.graph.node[:]
     made.graph.node.extend(nodes)
     return made
@@ -115,7 +115,7 @@ def _is_fused(node: onnx.NodeProto) -> bool:
     return "activation" in given and given["activation"].s.decode(errors="replace") in ACTIVATIONS
 
 
-def _apart(node: onnx.NodeProto, names: Names) -> Iterator[onnx.NodeProto]:
+def _separate(node: onnx.NodeProto, names: Names) -> Iterator[onnx.NodeProto]:
     if not _is_fused(node):
         yield node
         return
@@ -146,7 +146,7 @@ def steps_first(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Source: ONNX, the attribute layout of these operators.
     """
-    if not any(map(_batch_first, within(model.graph.node))):
+    if not any(map(_batch_first, nodes_in(model.graph.node))):
         return model
     made = onnx.ModelProto()
     made.CopyFrom(model)

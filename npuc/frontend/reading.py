@@ -16,8 +16,8 @@ from npuc.frontend.plain_forms import steps_first
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, is_old, upgrade
 from npuc.frontend.widening import widen_model
 from npuc.onnx_files.external_data import array_of
-from npuc.onnx_files.subgraphs import inner_tensors, tensor_names, tensors, within
-from npuc.onnx_files.wire import apart
+from npuc.onnx_files.subgraphs import inner_tensors, nodes_in, tensor_names, tensors
+from npuc.onnx_files.wire import split_weights
 from npuc.storage.mapped import HEAVY
 from npuc.system.budget import content, expect_room, take
 from npuc.text.escaping import Names
@@ -52,7 +52,7 @@ def parse_model(path: Path, *, whole: bool = True) -> onnx.ModelProto:
 
 def _name_parts(graph: onnx.GraphProto) -> None:
     """Names the parts of every Split that nothing reads: onnxruntime crashes on absent ones."""
-    splits = [each for each in within(graph.node) if each.op_type == "Split" and not all(each.output)]
+    splits = [each for each in nodes_in(graph.node) if each.op_type == "Split" and not all(each.output)]
     names = Names(tensor_names(graph) if splits else ())
     for each in splits:
         each.output[:] = [name or names.new(f"{each.name or each.op_type}/unread") for name in each.output]
@@ -69,7 +69,7 @@ def _light(path: Path) -> onnx.ModelProto | None:
             return None
         expect_room(path.stat().st_size, f"'{path}'")
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
-            light, spans = apart(mapped, path.name)
+            light, spans = split_weights(mapped, path.name)
         model = onnx.ModelProto.FromString(light)
     except (OSError, ValueError, DecodeError):
         return None

@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, TensorProto, helper
 
-from npuc.onnx_files.subgraphs import subgraphs, within
+from npuc.onnx_files.subgraphs import nodes_in, subgraphs
 from npuc.reference import STANDARD
 
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -72,7 +72,7 @@ def _in_float16(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _all_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The nodes of the graph and of functions, including those inside others."""
-    return [*within(model.graph.node), *within(node for each in model.functions for node in each.node)]
+    return [*nodes_in(model.graph.node), *nodes_in(node for each in model.functions for node in each.node)]
 
 
 def _all_graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:

@@ -138,17 +138,17 @@ class Description:
         name = self.input or (next(iter(types)) if len(types) == 1 else "")
         if name not in types:
             reason = f"the model has no input '{name}'" if name else f"the model has {len(types)} inputs"
-            raise _wrong(reason, None, f"inputs: {', '.join(types)}", "name it: a table [NAME] in the file")
+            raise _bad_key(reason, None, f"inputs: {', '.join(types)}", "name it: a table [NAME] in the file")
         found, kind = replace(self, input=name, shape=tuple(types[name].shape)), types[name]
         channels = len(CHANNELS[self.order])
         if len(found.shape) != 4 or min(found.shape) < 1 or channels not in (found.shape[1], found.shape[3]):
             limit = f"[N, {channels}, H, W] or [N, H, W, {channels}] for order = {self.order!r}"
-            raise _wrong(f"the input's shape is {[*found.shape]}", name, limit)
+            raise _bad_key(f"the input's shape is {[*found.shape]}", name, limit)
         plain = set(self.mean) == {0.0} and set(self.std) == {1.0} and self.given == self.order
         plain = plain and self.bits == DEPTHS[0]
         if kind.dtype != "float32" and not (kind.dtype == "uint8" and plain):
             limit = "float32; uint8 without mean and std, in its own order"
-            raise _wrong(f"the input's type is {kind.dtype}", name, limit)
+            raise _bad_key(f"the input's type is {kind.dtype}", name, limit)
         if kind.dtype == "uint8":
             layout = "nchw" if found.axis == 1 else "nhwc"
             found = replace(found, fused=False, layout=layout)
@@ -159,11 +159,11 @@ class Description:
         """Raises DataError (E405) if what is cut from pictures has not the input's size."""
         height, width = self.size
         if self.crop and self.size != (self.crop, self.crop):
-            raise _wrong(f"crop = {self.crop}", name, f"the input has {height} x {width} pixels")
+            raise _bad_key(f"crop = {self.crop}", name, f"the input has {height} x {width} pixels")
         if self.given in yuv.YUV and not yuv.has_even_chroma(self.given, self.size):
-            raise _wrong(f"frame = {self.frame!r}", name, f"even sides; the input has {height} x {width} pixels")
+            raise _bad_key(f"frame = {self.frame!r}", name, f"even sides; the input has {height} x {width} pixels")
         if self.resize and min(self.resize - height, self.resize - width) < 0:
-            raise _wrong(f"resize = {self.resize}", name, f"at least the input's {height} x {width} pixels")
+            raise _bad_key(f"resize = {self.resize}", name, f"at least the input's {height} x {width} pixels")
 
     @property
     def short_side(self) -> int:
@@ -218,11 +218,11 @@ def describe(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Descripti
     path = Path(source)
     if not path.suffix and not path.exists():
         reason = f"there is no preset '{path}' and no such file.{closest(str(path), PRESETS)}"
-        raise _wrong(reason, None, f"{', '.join(PRESETS)}, or a .toml file")
+        raise _bad_key(reason, None, f"{', '.join(PRESETS)}, or a .toml file")
     try:
         values = toml(read_file(path, "E401", "give the description of an input, a TOML file"))
     except (ValueError, RecursionError) as error:
-        raise _wrong(f"'{path}' cannot be read: {error}", None, "a TOML file of name = value lines") from None
+        raise _bad_key(f"'{path}' cannot be read: {error}", None, "a TOML file of name = value lines") from None
     return _several(values, path.parent)
 
 
@@ -232,19 +232,19 @@ def _several(values: Mapping[str, Any], folder: Path) -> tuple[Description, ...]
     own = {name: each for name, each in values.items() if name not in tables}
     if tables and own:
         limit = "keys of the only input, or a table for each input"
-        raise _wrong(f"'{next(iter(own))}' stands beside the table of an input", None, limit)
+        raise _bad_key(f"'{next(iter(own))}' stands beside the table of an input", None, limit)
     return tuple(_one(each, name, folder) for name, each in tables.items()) or (_one(own, "", folder),)
 
 
 def _one(values: Mapping[str, Any], name: str, folder: Path) -> Description:
     for key in values:
         if key not in KEYS:
-            raise _wrong(f"unknown key '{key}'.{closest(key, KEYS)}", name, ", ".join(KEYS))
+            raise _bad_key(f"unknown key '{key}'.{closest(key, KEYS)}", name, ", ".join(KEYS))
     preset = values.get("preset", "none")
     if preset not in PRESETS:
-        raise _wrong(f"preset = {preset!r}.{closest(str(preset), PRESETS)}", name, ", ".join(PRESETS))
+        raise _bad_key(f"preset = {preset!r}.{closest(str(preset), PRESETS)}", name, ", ".join(PRESETS))
     if "scale" in values and "std" in values:
-        raise _wrong("std and scale are both given", name, "one of them: scale = 1 / std")
+        raise _bad_key("std and scale are both given", name, "one of them: scale = 1 / std")
     read = {key: _read(key, each, name, folder) for key, each in values.items() if key != "preset"}
     if "scale" in read:
         read["std"] = tuple(1 / each for each in read.pop("scale"))
@@ -266,28 +266,28 @@ def _read(key: str, value: Any, name: str, folder: Path) -> Any:
     if key in choices:
         if value in yuv.YUV and key == "order":
             remedy = f'frame = "{value}", and the order that the model expects'
-            raise _wrong(f"order = {value!r} is what a camera gives", name, ", ".join(CHANNELS), remedy)
+            raise _bad_key(f"order = {value!r} is what a camera gives", name, ", ".join(CHANNELS), remedy)
         known = tuple(choices[key])
         if type(value) is not type(known[0]) or value not in known:
             near = closest(str(value), known) if isinstance(value, str) and isinstance(known[0], str) else ""
-            raise _wrong(f"{key} = {value!r}.{near}", name, ", ".join(map(str, known)))
+            raise _bad_key(f"{key} = {value!r}.{near}", name, ", ".join(map(str, known)))
         return value
     if key in ("mean", "std", "scale"):
         several = value if isinstance(value, list | tuple) else [value]
         if not several or not all(_is_number(each) for each in several):
-            raise _wrong(f"{key} = {value!r}", name, "a finite number, or one for each channel")
+            raise _bad_key(f"{key} = {value!r}", name, "a finite number, or one for each channel")
         if key != "mean" and not all(2.0**-60 < each < 2.0**60 for each in several):
-            raise _wrong(f"{key} = {value!r}", name, "above 0")
+            raise _bad_key(f"{key} = {value!r}", name, "above 0")
         return tuple(float(each) for each in several)
     if key == "labels":
         return _labels(value, name, folder)
     if key == "crop_ratio":
         if not _is_number(value) or not 1 / 16 <= value <= 1:
-            raise _wrong(f"{key} = {value!r}", name, "0.0625..1")
+            raise _bad_key(f"{key} = {value!r}", name, "0.0625..1")
         return float(value)
     least, most = (0, PIXEL) if key == "letterbox" else (1, MOST)
     if type(value) is not int or not least <= value <= most:
-        raise _wrong(f"{key} = {value!r}", name, f"an integer, {least}..{most}")
+        raise _bad_key(f"{key} = {value!r}", name, f"an integer, {least}..{most}")
     return value
 
 
@@ -299,7 +299,7 @@ def _labels(value: object, name: str, folder: Path) -> tuple[str, ...]:
     if isinstance(value, str):
         return labels_of(folder / value)
     if not isinstance(value, list | tuple) or not value or not all(isinstance(each, str) for each in value):
-        raise _wrong("labels are no names", name, "a text file of a name a line, or a list of names")
+        raise _bad_key("labels are no names", name, "a text file of a name a line, or a list of names")
     return tuple(value)
 
 
@@ -309,12 +309,12 @@ def labels_of(path: Path) -> tuple[str, ...]:
     try:
         lines = decode(read_file(path, "E401", remedy)).split("\n")
     except ValueError as error:
-        raise _wrong(f"the labels '{path}': {error}", None, "UTF-8 text", remedy) from None
+        raise _bad_key(f"the labels '{path}': {error}", None, "UTF-8 text", remedy) from None
     names = tuple(each.strip() for each in lines)
     while names and not names[-1]:
         names = names[:-1]
     if not names:
-        raise _wrong(f"the labels '{path}' are empty", None, "a name a line", remedy)
+        raise _bad_key(f"the labels '{path}' are empty", None, "a name a line", remedy)
     return names
 
 
@@ -324,18 +324,18 @@ def _check(found: Description) -> Description:
     for key, values in (("mean", found.mean), ("std", found.std)):
         if len(values) not in (1, channels):
             limit = f"one value, or {channels} for order = {found.order!r}"
-            raise _wrong(f"{key} has {len(values)} values", name, limit)
+            raise _bad_key(f"{key} has {len(values)} values", name, limit)
     if found.given in yuv.YUV and found.layout != "nhwc":
-        raise _wrong(f"layout = {found.layout!r} beside frame = {found.frame!r}", name, "no layout")
+        raise _bad_key(f"layout = {found.layout!r} beside frame = {found.frame!r}", name, "no layout")
     if found.given in yuv.YUV and found.bits != DEPTHS[0]:
-        raise _wrong(f"bits = {found.bits} beside frame = {found.frame!r}", name, "8 bits")
+        raise _bad_key(f"bits = {found.bits} beside frame = {found.frame!r}", name, "8 bits")
     if not {*CHANNELS[found.order]} <= {*CHANNELS.get(found.given, "rgb")}:
         limit = "a frame with all channels of the order"
-        raise _wrong(f"frame = {found.frame!r} lacks channels of order = {found.order!r}", name, limit)
+        raise _bad_key(f"frame = {found.frame!r} lacks channels of order = {found.order!r}", name, limit)
     if found.letterbox is not None and (found.resize or found.crop or found.crop_ratio):
-        raise _wrong("letterbox excludes resize and crop", name, "one of them")
+        raise _bad_key("letterbox excludes resize and crop", name, "one of them")
     if found.crop and not (found.resize or found.crop_ratio):
-        raise _wrong(f"crop = {found.crop} without resize", name, "both: resize = 256, crop = 224")
+        raise _bad_key(f"crop = {found.crop} without resize", name, "both: resize = 256, crop = 224")
     return found
 
 
@@ -349,7 +349,7 @@ def bind(
     return tuple(replace(each, fused=fused and each.frame != FLOAT).bound_to(types) for each in images)
 
 
-def _wrong(reason: str, name: str | None, limit: str | None = None, remedy: str = REMEDY) -> DataError:
+def _bad_key(reason: str, name: str | None, limit: str | None = None, remedy: str = REMEDY) -> DataError:
     return DataError(
         "E405", f"the description of the input: {reason}", tensor=name or None, limit=limit, remedy=remedy
     )

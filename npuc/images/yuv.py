@@ -35,14 +35,14 @@ def has_even_chroma(form: str, size: tuple[int, int]) -> bool:
 
 def to_rgb(frames: Array, form: str) -> Array:
     """R, G, B (.., H, W, 3) float32 of frames."""
-    luma, chroma = _apart(frames, form)
+    luma, chroma = _split_planes(frames, form)
     rows = 2 if form in PLANES else 1
     wide = chroma.repeat(rows, axis=-3).repeat(2, axis=-2)
     yuv = np.concatenate([luma[..., None], wide], axis=-1) - CENTRE
     return np.clip(yuv @ TO_RGB.T, 0, 255).astype(np.float32)
 
 
-def _apart(frames: Array, form: str) -> tuple[Array, Array]:
+def _split_planes(frames: Array, form: str) -> tuple[Array, Array]:
     """Luma (.., H, W) and chroma (.., H / 2 or H, W / 2, U and V)."""
     if form in PLANES:
         height = frames.shape[-2] * 2 // 3

@@ -25,7 +25,7 @@ from onnx import helper, numpy_helper
 from npuc import __version__
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.onnx_files.external_data import outside
-from npuc.onnx_files.wire import together
+from npuc.onnx_files.wire import join_weights
 from npuc.ops.attributes import ACTIVATION, DILATIONS, DTYPE, MAX, MIN
 from npuc.storage.mapped import HEAVY, Content
 from npuc.text.escaping import Names
@@ -247,7 +247,7 @@ def onnx_content(graph: Graph, outputs: Sequence[str] | None = None) -> Content:
     """The same as a file's content, in pieces if the graph has heavy constants, which are not copied."""
     weights: dict[str, Array] = {}
     model = to_onnx(graph, outputs, weights)
-    return together(model, weights) if weights else model.SerializeToString(deterministic=True)
+    return join_weights(model, weights) if weights else model.SerializeToString(deterministic=True)
 
 
 def _add_constant(tensor: onnx.TensorProto, name: str, value: Array, weights: dict[str, Array] | None) -> None:

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from npuc.errors import ModelError
 from npuc.ir import Array
-from npuc.onnx_files.wire import MEMORY, apart
+from npuc.onnx_files.wire import MEMORY, split_weights
 from npuc.storage.mapped import HEAVY, Content, map_copy
 from npuc.system.budget import expect_room
 
@@ -158,6 +158,6 @@ def light(content: Content) -> tuple[bytes, Mapping[str, Array]]:
     """The bytes of a model without the constants that are separate arrays in the content, and these constants."""
     if isinstance(content, bytes):
         return content, {}
-    found, spans = apart(content)
+    found, spans = split_weights(content)
     weights = {name: content.array(span) for name, span in spans.items()}
     return found, {name: each for name, each in weights.items() if each is not None}

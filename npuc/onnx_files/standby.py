@@ -89,7 +89,7 @@ class Evaluated:
         """Raises what the evaluator raises for a model that it does not take."""
         from onnx.reference import ReferenceEvaluator
 
-        complete = whole(model, weights)
+        complete = inline_weights(model, weights)
         self.evaluator = ReferenceEvaluator(complete)
         self.describe(complete)
 
@@ -114,7 +114,7 @@ class Evaluated:
         return list(found)
 
 
-def whole(model: onnx.ModelProto | bytes, weights: Mapping[str, Array]) -> onnx.ModelProto:
+def inline_weights(model: onnx.ModelProto | bytes, weights: Mapping[str, Array]) -> onnx.ModelProto:
     """A copy of the model with these of its constants inside."""
     from onnx import ModelProto, numpy_helper
 

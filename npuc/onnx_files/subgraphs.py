@@ -25,17 +25,17 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             yield from graphs(inner)
 
 
-def within(outer: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def nodes_in(outer: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Nodes, and those of their subgraphs."""
     for node in outer:
         yield node
         for inner in subgraphs(node):
-            yield from within(inner.node)
+            yield from nodes_in(inner.node)
 
 
 def tensor_names(graph: onnx.GraphProto) -> Iterator[str]:
     """The names of all tensors of a graph and of those inside its nodes, some of them several times."""
-    for node in within(graph.node):
+    for node in nodes_in(graph.node):
         yield from (*node.input, *node.output)
     yield from (each.name for each in graph.initializer)
 
@@ -49,7 +49,10 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 def inner_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """The constants of a model beside its own initialisers."""
     yield from (part for each in model.graph.sparse_initializer for part in (each.values, each.indices))
-    nodes = (*within(model.graph.node), *(node for each in model.functions for node in within(each.node)))
+    nodes = (
+        *nodes_in(model.graph.node),
+        *(node for each in model.functions for node in nodes_in(each.node)),
+    )
     for graph in (inner for node in nodes for inner in subgraphs(node)):
         yield from graph.initializer
         yield from (part for each in graph.sparse_initializer for part in (each.values, each.indices))

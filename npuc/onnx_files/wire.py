@@ -84,7 +84,7 @@ def _delimit(number: int, size: int) -> bytes:
     return varint(number << 3 | DELIMITED) + varint(size)
 
 
-def apart(content: Content, location: str = MEMORY) -> tuple[bytes, Mapping[str, Span]]:
+def split_weights(content: Content, location: str = MEMORY) -> tuple[bytes, Mapping[str, Span]]:
     """A model with its heavy initialisers turned into external data, and their spans by name.
 
     location: the location given for the external data; offsets and lengths refer to the content. Initialisers not
@@ -129,7 +129,7 @@ def _light_tensor(content: Content, span: Span, location: str, found: dict[str, 
     return tensor.SerializeToString()
 
 
-def together(model: onnx.ModelProto, weights: Mapping[str, Array]) -> Pieces:
+def join_weights(model: onnx.ModelProto, weights: Mapping[str, Array]) -> Pieces:
     """The model's file as if serialised with these initialisers, which are not copied."""
     light = model.SerializeToString(deterministic=True)
     pieces: list[bytes | Array] = []

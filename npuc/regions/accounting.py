@@ -16,7 +16,7 @@ from npuc.regions import graphs
 from npuc.regions.artefact import part_path, region_path
 from npuc.regions.partition import Part
 from npuc.regions.planning import Key, ModelPlan, explain_absorbed, key_of, read_outside
-from npuc.regions.running import within
+from npuc.regions.running import part_tensor
 
 TO_NPU = "cut the network before it, or choose a target that has it"
 """What to do about a node that a target's own program leaves to the host."""
@@ -93,7 +93,7 @@ class _PartAccount:
     @cached_property
     def _named(self) -> dict[str, str]:
         names = {each["float"]: name for name, each in self.graph["tensors"].items()}
-        return names if self.number is None else {old: within(self.number, new) for old, new in names.items()}
+        return names if self.number is None else {old: part_tensor(self.number, new) for old, new in names.items()}
 
 
 def account_of(

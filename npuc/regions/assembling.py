@@ -15,7 +15,7 @@ from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
 from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embed_part, part_path, region_path
 from npuc.regions.planning import Key, ModelPlan, key_of, part_macs, read_outside
-from npuc.regions.running import within
+from npuc.regions.running import part_tensor
 from npuc.samples.loading import Samples
 from npuc.storage.mapped import Content, Files
 from npuc.target import Options
@@ -33,7 +33,9 @@ class LoweredPart:
     program: Program
 
 
-def entire(plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping[Key, LoweredPart]) -> Program | None:
+def lone_program(
+    plan: ModelPlan, parts: Sequence[partition.Part], lowered: Mapping[Key, LoweredPart]
+) -> Program | None:
     """The program of the only part, if that is the whole network; None if the host has a part too."""
     if not parts or not parts[0].on_npu:
         return None
@@ -209,15 +211,15 @@ def _graph(programs: Sequence[Program]) -> dict[str, Any]:
     whole: dict[str, Any] = {"tensors": {}, "layers": [], "rewrites": []}
     for number, program in enumerate(programs):
         found = json.loads(program.evidence["graph.json"])
-        whole["tensors"] |= {within(number, name): each for name, each in found["tensors"].items()}
+        whole["tensors"] |= {part_tensor(number, name): each for name, each in found["tensors"].items()}
         whole["layers"] += [_layer(number, each) for each in found["layers"]]
         whole["rewrites"] += found.get("rewrites", [])
     return whole
 
 
 def _layer(number: int, layer: Mapping[str, Any]) -> dict[str, Any]:
-    inputs = [within(number, name) for name in layer["inputs"]]
-    return {**layer, "inputs": inputs, "tensor": within(number, layer["tensor"])}
+    inputs = [part_tensor(number, name) for name in layer["inputs"]]
+    return {**layer, "inputs": inputs, "tensor": part_tensor(number, layer["tensor"])}
 
 
 Report = Mapping[str, Any]
@@ -264,10 +266,10 @@ def merge_reports(found: Sequence[Report], target: str, machine: str, memories: 
 
 def _add_up(found: Sequence[Report]) -> dict[str, Any]:
     keys = dict.fromkeys(key for each in found for key in each)
-    return {key: _together(key, [each[key] for each in found if key in each]) for key in keys}
+    return {key: _add_values(key, [each[key] for each in found if key in each]) for key in keys}
 
 
-def _together(key: str, values: Sequence[Any]) -> Any:
+def _add_values(key: str, values: Sequence[Any]) -> Any:
     known = [value for value in values if value is not None]
     if not known or key in NOT_ADDED or any(isinstance(value, str | bool) for value in known):
         return known[0] if known else None

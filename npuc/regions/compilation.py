@@ -31,7 +31,7 @@ from npuc.quantize.calibration.provenance import expect_ranges, with_ranges
 from npuc.reference import session
 from npuc.regions import graphs, partition
 from npuc.regions.accounting import account_of
-from npuc.regions.assembling import LoweredPart, assemble, entire, is_whole
+from npuc.regions.assembling import LoweredPart, assemble, is_whole, lone_program
 from npuc.regions.graphs import crossing_inputs, part_graph, region_model
 from npuc.regions.planning import (
     Key,
@@ -87,7 +87,7 @@ def compile_parts(request: Request, prover: PartProver | None = None) -> tuple[P
         samples = _calibrating(plan, parts)
         lowered = lowered_parts(plan, lambda graphs: _inputs(plan, graphs, samples, stack), prover)
         parts = divide(plan)
-        whole = entire(plan, parts, lowered)
+        whole = lone_program(plan, parts, lowered)
         program = whole or assemble(plan, parts, lowered)
         if prover is not None and (whole is None or request.options.changes_inputs):
             outside = read_outside(plan.network, parts)
@@ -300,7 +300,7 @@ def crossing(network: ImportedModel, names: Sequence[str], samples: Samples, sta
     """
     computed = [name for name in names if name not in network.inputs]
     values = _Arrays({name: network.types[name] for name in names}, len(samples), stack)
-    behind = graphs.behind(network, computed)
+    behind = graphs.nodes_behind(network, computed)
     needed = {name for node in behind for name in node.reads}
     run: Callable[..., Any] | None = None
     if computed:

@@ -17,7 +17,7 @@ from npuc.host.c_text import network_name, with_prefix
 from npuc.ir import Array
 from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import HOST, Contents, ProgramPart, host_model, is_composite, part_of
-from npuc.regions.running import CompositeRunner, within
+from npuc.regions.running import CompositeRunner, part_tensor
 from npuc.registry import names
 from npuc.registry import target as find
 from npuc.storage.records import damage_error
@@ -78,7 +78,7 @@ class Composite:
             buffers = (
                 replace(
                     each,
-                    label=within(number, each.label),
+                    label=part_tensor(number, each.label),
                     start=each.start + whole.cycles,
                     end=each.end + whole.cycles,
                 )
@@ -101,7 +101,7 @@ class Composite:
         for number, (step, part) in enumerate(_parts(program)):
             for entry in self.inner.listing(part):
                 tensor = entry.get("tensor")
-                named = {"tensor": None if tensor is None else within(number, tensor)}
+                named = {"tensor": None if tensor is None else part_tensor(number, tensor)}
                 found.append({**entry, **named, "index": len(found), "part": step.path})
         return found
 
@@ -130,7 +130,7 @@ class Composite:
         """The instruction of the part that computes the tensor, numbered as in the listing."""
         first = 0
         for number, (_, part) in enumerate(_parts(program)):
-            own = tensor.removeprefix(within(number, ""))
+            own = tensor.removeprefix(part_tensor(number, ""))
             found = self.inner.origin(part, own, element) if own != tensor else None
             if found is not None:
                 return replace(found, instruction=found.instruction + first)
@@ -196,7 +196,7 @@ def _shift(each: Activity, number: int, before: Timeline, layers: int, instructi
         each,
         start=each.start + before.cycles,
         end=each.end + before.cycles,
-        tensor=None if each.tensor is None else within(number, each.tensor),
+        tensor=None if each.tensor is None else part_tensor(number, each.tensor),
         layer=None if each.layer is None else each.layer + layers,
         instruction=None if each.instruction is None else each.instruction + instructions,
         producers=tuple(at + len(before.activities) for at in each.producers),

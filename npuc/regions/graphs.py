@@ -12,7 +12,7 @@ from npuc.errors import Problem, UnsupportedOperator
 from npuc.frontend.foreign import is_static
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.ir import Array, Graph
-from npuc.onnx_files.subgraphs import subgraphs, within
+from npuc.onnx_files.subgraphs import nodes_in, subgraphs
 from npuc.ops import build
 from npuc.ops.products import macs
 from npuc.reference import STANDARD
@@ -68,7 +68,7 @@ def _with_name(node: ImportedNode) -> onnx.NodeProto:
     return copy
 
 
-def behind(network: ImportedModel, names: Iterable[str]) -> list[ImportedNode]:
+def nodes_behind(network: ImportedModel, names: Iterable[str]) -> list[ImportedNode]:
     """The nodes that tensors depend on, in order."""
     wanted, found = set(names), list[ImportedNode]()
     for node in reversed(network.nodes):
@@ -80,7 +80,7 @@ def behind(network: ImportedModel, names: Iterable[str]) -> list[ImportedNode]:
 
 def custom_operators(nodes: Iterable[ImportedNode]) -> Iterator[str]:
     """Operators that onnxruntime has only with a library from the user, including those in subgraphs."""
-    for proto in within(node.proto for node in nodes):
+    for proto in nodes_in(node.proto for node in nodes):
         if proto.domain not in STANDARD:
             yield f"{proto.domain}::{proto.op_type}"
 

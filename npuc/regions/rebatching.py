@@ -111,7 +111,7 @@ def _expect_apart(before: onnx.ModelProto, after: onnx.ModelProto, batch: int, f
         raise ModelError("E109", reason, limit=limit, remedy="export it with a batch that is free") from None
     for node in before.graph.node:
         for name in filter(None, node.output):
-            if not _apart([each[name] for each in single], found[name]):
+            if not _is_separate([each[name] for each in single], found[name]):
                 reason = f"the model is fixed to one sample, and this node does not keep {batch} apart"
                 remedy = "export it with a batch that is free, or run one sample at a time"
                 raise ModelError(
@@ -139,7 +139,7 @@ def _values(port: onnx.ValueInfoProto, random: np.random.Generator) -> Array:
     return (random.standard_normal(shape) if dtype.kind == "f" else random.integers(0, 2, shape)).astype(dtype)
 
 
-def _apart(single: Sequence[Any], found: Any) -> bool:
+def _is_separate(single: Sequence[Any], found: Any) -> bool:
     """Whether a float tensor is that of the samples one by one, or does not depend on them; others are left."""
     if not isinstance(found, np.ndarray) or found.dtype.kind != "f":
         return True

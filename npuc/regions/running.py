@@ -175,7 +175,7 @@ class CompositeRunner:
         def show(number: int, _fed: Mapping[str, Array], seen: Mapping[str, Array], _out: object) -> None:
             if observe is not None:
                 for name, values in seen.items():
-                    observe(within(number, name), values)
+                    observe(part_tensor(number, name), values)
 
         return self.run_parts(feeds, None if observe is None else show)
 
@@ -219,7 +219,7 @@ def _each(values: Array) -> Values:
     return [row(values, at) for at in range(len(values))]
 
 
-def within(number: int, tensor: str) -> str:
+def part_tensor(number: int, tensor: str) -> str:
     """The name of a part's tensor in the whole program."""
     return f"part_{number}/{tensor}"
 

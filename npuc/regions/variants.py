@@ -52,7 +52,7 @@ class Variant:
         return {port.name: TensorType(port.shape, port.dtype) for port in self.inputs}
 
 
-def together(programs: Sequence[Program]) -> Program:
+def join_variants(programs: Sequence[Program]) -> Program:
     """The artefact of programs of one model and target, in their order; files with equal bytes are stored once."""
     files: dict[str, Content] = {}
     found: list[Variant] = []

@@ -11,7 +11,7 @@ from npuc.frontend import import_model
 from npuc.frontend.reading import parse_model
 from npuc.ir import Array, Graph
 from npuc.onnx_files.external_data import without_weights
-from npuc.onnx_files.standby import EVALUATOR, INTERPRETER, Evaluated, Interpreted, Standby, whole
+from npuc.onnx_files.standby import EVALUATOR, INTERPRETER, Evaluated, Interpreted, Standby, inline_weights
 from npuc.reference import NO_WEIGHTS, session
 from npuc.system.confinement import Unconfined, isolate
 
@@ -58,7 +58,7 @@ class _Imported(Evaluated):
     """A model as npuc reads it, before any pass, under npuc's interpreter."""
 
     def __init__(self, model: onnx.ModelProto | bytes, weights: Mapping[str, Array]) -> None:
-        self.model = whole(model, weights)
+        self.model = inline_weights(model, weights)
         self.describe(self.model)
         self.read: tuple[Mapping[str, tuple[int, ...]], Graph] | None = None
         """The shapes of the last feed, and the graph for them."""

@@ -205,7 +205,7 @@ def synthetic(inputs: Mapping[str, TensorType], count: int | None = None, seed: 
     Integers that are no indices are uniform over their range; others are 0 or 1. count: 8 by default, fewer for
     large inputs.
     """
-    count = count or _affordable(inputs)
+    count = count or _default_count(inputs)
     _expect_room(inputs, count)
     random = np.random.default_rng(seed)
 
@@ -238,7 +238,7 @@ def _words(each: TensorType, shape: Sequence[int], random: np.random.Generator) 
     return random.choice(np.array(WORDS, object), [abs(extent) for extent in shape])
 
 
-def _affordable(inputs: Mapping[str, TensorType]) -> int:
+def _default_count(inputs: Mapping[str, TensorType]) -> int:
     """The number of synthetic samples: SYNTHETIC_SAMPLES, or fewer for large inputs."""
     return min(SYNTHETIC_SAMPLES, max(1, limits().memory // max(_sample_bytes(inputs), 1)))
 
@@ -268,7 +268,7 @@ def varied_samples(inputs: Mapping[str, TensorType], count: int | None = None, s
     which may be indices, are 0 or 1.
     count: 8 by default, fewer for large inputs.
     """
-    count = count or _affordable(inputs)
+    count = count or _default_count(inputs)
     _expect_room(inputs, count)
     random = np.random.default_rng(seed)
     made = {name: [_make(each, number, random) for number in range(count)] for name, each in inputs.items()}

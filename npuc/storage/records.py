@@ -84,7 +84,7 @@ def _value(kind: Any, value: Any) -> Any:
         return float(value)
     if type(value) is kind:
         return value
-    raise _wrong(value, kind)
+    raise _type_error(value, kind)
 
 
 def _inside(form: str, step: str | int, kind: Any, value: Any) -> Any:
@@ -107,7 +107,7 @@ def _sequence(kinds: tuple[Any, ...], value: list[Any]) -> tuple[Any, ...]:
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
-        raise _wrong(value, f"{len(kinds)} values")
+        raise _type_error(value, f"{len(kinds)} values")
     pairs = enumerate(zip(kinds, value, strict=True))
     return tuple([_inside("[{}]", index, kind, each) for index, (kind, each) in pairs])
 
@@ -136,7 +136,7 @@ def _fields(kind: Any) -> Mapping[str, tuple[Any, bool]]:
     }
 
 
-def _wrong(value: Any, kind: Any) -> _WrongValue:
+def _type_error(value: Any, kind: Any) -> _WrongValue:
     wanted = kind.__name__ if isinstance(kind, type) else str(kind)
     return _WrongValue(f"is {_short(value)}", wanted)
 

@@ -20,7 +20,7 @@ from npuc.frontend.model import ImportedModel
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import values_of
-from npuc.regions.graphs import behind, region_model
+from npuc.regions.graphs import nodes_behind, region_model
 from npuc.regions.planning import import_network
 from npuc.regions.witnesses import foreign_session
 from npuc.target import Options
@@ -52,7 +52,7 @@ class Exact:
         self.names = [*dict.fromkeys([*outputs, *self.inner])]
         self._run: Any = None
         if self.inner:
-            self._run = foreign_session(region_model(network, behind(network, self.inner), self.inner))
+            self._run = foreign_session(region_model(network, nodes_behind(network, self.inner), self.inner))
             self._fed = {each.name for each in self._run.get_inputs()}
 
     def __call__(self, feed: Values) -> dict[str, Array]:
@@ -123,10 +123,10 @@ def jumping(
         form.perturbed_runner(names, {kind: each / by for kind, each in parts.items()}) for by in (1.0, FINER)
     )
     for draw in range(DRAWS):
-        far, near = (_apart(moved(feed, draw), wanted) for moved in (coarse, fine))
+        far, near = (_distance(moved(feed, draw), wanted) for moved in (coarse, fine))
         for name in names:
             jumps[name] = np.maximum(jumps[name], _jump(far[name], near[name], wanted[name]))
-    apart = _apart(found, wanted)
+    apart = _distance(found, wanted)
     return {name: (apart[name] > 0) & (apart[name] <= FACTOR * jumps[name]) for name in names}
 
 
@@ -137,7 +137,7 @@ def _jump(far: Array, near: Array, exact: Array) -> Array:
     return np.where(smooth | (far <= least), 0.0, far)
 
 
-def _apart(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, Array]:
+def _distance(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, Array]:
     """How far each element is; infinitely, where a tensor has another shape, so that no element is the same."""
     with np.errstate(all="ignore"):
         return {

@@ -110,7 +110,7 @@ class Isolated:
         """A session that computes some of the layers; with `magnitudes`, the sums of their terms' magnitudes."""
         model = _prune(self.cut, names)
         weights = {each.name: self.weights[each.name] for each in model.graph.initializer if _outside(each)}
-        return standing(_absolute(model, self.smallest) if magnitudes else model, weights, **self.options)
+        return standing(_with_magnitudes(model, self.smallest) if magnitudes else model, weights, **self.options)
 
     def _values(self, names: Sequence[str], known: Mapping[str, Array], magnitudes: bool) -> dict[str, Array]:
         """The results of such a session."""
@@ -216,7 +216,7 @@ def _outside(tensor: Any) -> bool:
     return tensor.data_location == tensor.EXTERNAL
 
 
-def _absolute(model: Any, least: float) -> Any:
+def _with_magnitudes(model: Any, least: float) -> Any:
     """The model with its weights replaced by their magnitudes, at least `least`; the model is modified.
 
     A difference becomes the sum of the magnitudes: what cancels was rounded too.

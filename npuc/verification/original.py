@@ -86,7 +86,7 @@ class JudgedModel:
         if self.large:
             self.release()
         for name, each in found.items():
-            if not same(each, again[name]):
+            if not is_same(each, again[name]):
                 raise ModelError("E105", RANDOM, tensor=name, remedy="export the model for inference")
         return found
 
@@ -150,14 +150,14 @@ class JudgedModel:
         if strange or not unlike:
             return next(iter(strange), None)
         room = self.noise(feed, unlike)
-        return next((name for name in unlike if not within(wanted[name], found[name], room[name])), None)
+        return next((name for name in unlike if not is_within(wanted[name], found[name], room[name])), None)
 
     def resized_outputs(self, feed: Mapping[str, Array], wanted: Values, found: Mapping[str, Any]) -> set[str]:
         """The outputs of another shape than the form's own, where its noise changes the shape as well."""
         names = [
             name
             for name, each in wanted.items()
-            if name in found and _numbers(each, found[name]) and not _alike(each, found[name])
+            if name in found and _numbers(each, found[name]) and not _is_alike(each, found[name])
         ]
         return {name for name, (moved, _) in (self.noise(feed, names) if names else {}).items() if moved == np.inf}
 
@@ -329,7 +329,7 @@ def _shift(values: Array, random: np.random.Generator, part: float) -> Array:
 RANDOM = "the model gives other values in every run: there is nothing to compare with"
 
 
-def same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> bool:
     """Whether two values are equal in every bit; NaN equals NaN."""
     return comparable(one, other) and all(
         np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
@@ -339,9 +339,9 @@ def same(one: Any, other: Any) -> bool:
 
 def agree(wanted: Any, found: Any) -> bool:
     """Whether two values are equal, tensors of floats up to rounding."""
-    if not _alike(wanted, found):
+    if not _is_alike(wanted, found):
         return comparable(wanted, found) and all(
-            _near(a, b) if _alike(a, b) else bool((a == b).all())
+            _is_near(a, b) if _is_alike(a, b) else bool((a == b).all())
             for a, b in zip(leaves(wanted), leaves(found), strict=True)
         )
     if wanted.dtype.kind != "f":
@@ -351,13 +351,13 @@ def agree(wanted: Any, found: Any) -> bool:
     return bool(np.isclose(found, exact, rtol=RELATIVE, atol=room, equal_nan=True).all())
 
 
-def _near(wanted: Array, found: Array) -> bool:
+def _is_near(wanted: Array, found: Array) -> bool:
     """Whether tensors within a sequence agree, whose noise is not measured."""
     apart, _ = distance(wanted, found)
     return agree(wanted, found) or apart <= OF_SEQUENCE * distance(wanted, np.zeros_like(wanted))[0]
 
 
-def _alike(wanted: Any, found: Any) -> bool:
+def _is_alike(wanted: Any, found: Any) -> bool:
     """Whether both are tensors of numbers in one shape."""
     return _numbers(wanted, found) and wanted.shape == found.shape
 
@@ -368,7 +368,7 @@ def _numbers(wanted: Any, found: Any) -> bool:
     return arrays and wanted.dtype.kind in "fiub" and wanted.ndim == found.ndim
 
 
-def within(wanted: Array, found: Array, room: Sequence[float]) -> bool:
+def is_within(wanted: Array, found: Array, room: Sequence[float]) -> bool:
     """Whether tensors of one shape agree, or differ by no more than FACTOR times their own noise."""
     return agree(wanted, found) or all(
         apart <= FACTOR * move for apart, move in zip(distance(wanted, found), room, strict=True)

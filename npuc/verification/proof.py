@@ -38,7 +38,7 @@ from npuc.verification.criterion import Nearness, criterion
 from npuc.verification.equivalence import Equivalence, Original
 from npuc.verification.exact import jumping
 from npuc.verification.metrics import Outputs, same_type
-from npuc.verification.original import same
+from npuc.verification.original import is_same
 
 REMEDY = (
     "this is a defect of npuc, not of the model: report it with the model and this command; "
@@ -374,11 +374,11 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
         try:
             found, again = ({name: row(each, 0) for name, each in runner(batch.inputs).items()} for _ in range(2))
         except NpucError as error:
-            raise _untold(error, original.form.substitute) from error
+            raise _host_error(error, original.form.substitute) from error
         said = judge_rewrites(original, feed, wanted)
         free = original.form.resized_outputs(feed, wanted, found)
         expect_types({name: each for name, each in wanted.items() if name not in free}, found)
-        apart = next((name for name in found if not same(found[name], again[name])), None)
+        apart = next((name for name in found if not is_same(found[name], again[name])), None)
         if apart is not None:
             raise unproved_error(ModelError("E105", "the host gives other values in every run", tensor=apart))
         apart = original.form.beyond(feed, wanted, found)
@@ -398,7 +398,7 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
     return replace(program, manifest={**program.manifest, "report": report})
 
 
-def _untold(error: NpucError, substitute: str) -> NpucError:
+def _host_error(error: NpucError, substitute: str) -> NpucError:
     """What to raise for a host region that does not run on a sample; substitute: of onnxruntime, for the model."""
     problem = error.problems[0]
     if problem.code in (*CANNOT, *LIMITS):

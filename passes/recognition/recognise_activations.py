@@ -47,7 +47,7 @@ def _between(rewriter: Rewriter, node: Node, x: str) -> list[Node]:
     return found
 
 
-def _near(value: float, wanted: float) -> bool:
+def _is_near(value: float, wanted: float) -> bool:
     return isclose(value, wanted, rel_tol=TOLERANCE)
 
 
@@ -185,7 +185,7 @@ def _hard_sigmoid(rewriter: Rewriter, node: Node) -> bool:
         return False
     inner = affine(rewriter, clip.inputs[0])
     alpha, beta = outer.scale * inner.scale, outer.scale * inner.offset
-    if not _near(outer.scale * limits[1], 1) or not _near(beta, 0.5) or not rewriter.private(clip.inputs[0]):
+    if not _is_near(outer.scale * limits[1], 1) or not _is_near(beta, 0.5) or not rewriter.private(clip.inputs[0]):
         return False
     return _becomes(rewriter, node, "HardSigmoid", inner.tensor, alpha=alpha, beta=beta)
 
@@ -216,7 +216,7 @@ def _recognise_gate(rewriter: Rewriter, node: Node) -> bool:
 
 def _swish(rewriter: Rewriter, sigmoid: Node, x: str, a: float, b: float) -> tuple[str, dict[str, Attr]] | None:
     inner = polynomial(rewriter, sigmoid.inputs[0], x)
-    if inner is None or set(inner) != {1} or not _near(a, 1) or b != 0:
+    if inner is None or set(inner) != {1} or not _is_near(a, 1) or b != 0:
         return None
     return "Swish", {"alpha": inner[1]}
 
@@ -231,15 +231,15 @@ def _hard_swish(rewriter: Rewriter, gate: Node, x: str, a: float, b: float) -> t
         fits = low == 0
     if not fits or inner is None or set(inner) != {0, 1} or b != 0:
         return None
-    exact = _near(a * limit, 1) and _near(a * inner[1], 1 / 6) and _near(a * inner[0], 0.5)
+    exact = _is_near(a * limit, 1) and _is_near(a * inner[1], 1 / 6) and _is_near(a * inner[0], 0.5)
     return ("HardSwish", {}) if exact else None
 
 
 def _gelu(rewriter: Rewriter, erf: Node, x: str, a: float, b: float) -> tuple[str, dict[str, Attr]] | None:
     inner = polynomial(rewriter, erf.inputs[0], x)
-    if inner is None or set(inner) != {1} or not _near(inner[1], sqrt(0.5)):
+    if inner is None or set(inner) != {1} or not _is_near(inner[1], sqrt(0.5)):
         return None
-    return ("Gelu", {"approximate": "none"}) if _near(a, 0.5) and _near(b, 0.5) else None
+    return ("Gelu", {"approximate": "none"}) if _is_near(a, 0.5) and _is_near(b, 0.5) else None
 
 
 def _gelu_tanh_or_mish(
@@ -247,13 +247,13 @@ def _gelu_tanh_or_mish(
 ) -> tuple[str, dict[str, Attr]] | None:
     softplus = rewriter.private(tanh.inputs[0])
     if softplus is not None and softplus.op == "Softplus":
-        return ("Mish", {}) if softplus.inputs[0] == x and _near(a, 1) and b == 0 else None
+        return ("Mish", {}) if softplus.inputs[0] == x and _is_near(a, 1) and b == 0 else None
     inner = polynomial(rewriter, tanh.inputs[0], x)
-    if inner is None or not _near(a, 0.5) or not _near(b, 0.5):
+    if inner is None or not _is_near(a, 0.5) or not _is_near(b, 0.5):
         return None
     inner = {power: c for power, c in inner.items() if c}
     cube = sqrt(2 / pi) * 0.044715
-    if set(inner) != {1, 3} or not _near(inner[1], sqrt(2 / pi)) or not _near(inner[3], cube):
+    if set(inner) != {1, 3} or not _is_near(inner[1], sqrt(2 / pi)) or not _is_near(inner[3], cube):
         return None
     return "Gelu", {"approximate": "tanh"}
 

@@ -36,11 +36,11 @@ from npuc.view import (
     MemoryAnnotation,
     Name,
     Timeline,
-    apart,
     by_nodes,
     host_line,
     layer_at,
     names_of,
+    separate_buffers,
 )
 
 
@@ -161,7 +161,7 @@ def timeline(program: Program) -> Timeline:
     for segment, chains in segments_of(program):
         run.segment(segment, chains)
     activities = tuple(_with_bytes(run.activities, program.report["layers"]))
-    return Timeline(run.cycle, activities, apart(run.buffers), ARRAY)
+    return Timeline(run.cycle, activities, separate_buffers(run.buffers), ARRAY)
 
 
 @dataclass

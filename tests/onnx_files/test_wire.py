@@ -14,7 +14,7 @@ from npuc.frontend import load
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.onnx_files.external_data import light, outside
-from npuc.onnx_files.wire import apart, fields, together, varint
+from npuc.onnx_files.wire import fields, join_weights, split_weights, varint
 from npuc.storage.mapped import HEAVY, Pieces, place_of
 
 HEAVY_FLOATS = np.linspace(-3, 5, HEAVY // 4 + 7, dtype=np.float32).reshape(1, -1)
@@ -40,14 +40,14 @@ def test_a_model_put_together_is_its_serialisation_byte_by_byte() -> None:
     for tensor in without.graph.initializer:
         if tensor.name != "light":
             outside(tensor)
-    found = together(without, {"w": HEAVY_FLOATS, "i": HEAVY_BYTES})
+    found = join_weights(without, {"w": HEAVY_FLOATS, "i": HEAVY_BYTES})
     assert (len(found), bytes(found)) == (len(whole), whole)
     assert [each for each in found.pieces if each is HEAVY_FLOATS or each is HEAVY_BYTES] != []
 
 
 def test_heavy_constants_are_named_with_the_spans_in_which_they_lie() -> None:
     whole = model(*TWO).SerializeToString()
-    found, spans = apart(whole, "net.onnx")
+    found, spans = split_weights(whole, "net.onnx")
     assert {name: whole[slice(*span)] for name, span in spans.items()} == {
         "w": HEAVY_FLOATS.tobytes(),
         "i": HEAVY_BYTES.tobytes(),
@@ -62,7 +62,7 @@ def test_heavy_constants_are_named_with_the_spans_in_which_they_lie() -> None:
 
 def test_all_but_heavy_constants_is_as_it_was() -> None:
     whole = model(*TWO)
-    found = onnx.ModelProto.FromString(apart(whole.SerializeToString())[0])
+    found = onnx.ModelProto.FromString(split_weights(whole.SerializeToString())[0])
     for each in (whole, found):
         del each.graph.initializer[:]
     assert found == whole
@@ -71,7 +71,7 @@ def test_all_but_heavy_constants_is_as_it_was() -> None:
 def test_what_was_put_together_comes_apart_into_the_same_arrays() -> None:
     without = model(*TWO)
     outside(without.graph.initializer[0])
-    pieces = together(without, {"w": HEAVY_FLOATS})
+    pieces = join_weights(without, {"w": HEAVY_FLOATS})
     data, weights = light(pieces)
     assert weights["w"] is HEAVY_FLOATS and list(weights) == ["w"]
     assert len(data) < 2 * HEAVY
@@ -111,7 +111,7 @@ def of_doubles(proto: onnx.ModelProto) -> bytes:
 @pytest.mark.parametrize("written", [twice, in_floats, too_short, of_doubles])
 def test_constants_written_otherwise_stay_where_they_are(written: Callable[[onnx.ModelProto], bytes]) -> None:
     data = written(model(("w", HEAVY_FLOATS)))
-    assert apart(data) == (data, {})
+    assert split_weights(data) == (data, {})
 
 
 @pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x05abc", b"\x08" + b"\xff" * 10, b"\x0b", b"\x09abc"])

@@ -19,7 +19,7 @@ from npuc.quantize.improvement import acceptance as judging
 from npuc.quantize.improvement import proposals
 from npuc.quantize.improvement.acceptance import Acceptance, Tail, acceptance
 from npuc.quantize.improvement.levels import LEVELS
-from npuc.quantize.improvement.mixed import MOST_MEASURED, Host, candidates, mix_precision, without
+from npuc.quantize.improvement.mixed import MOST_MEASURED, Host, candidates, mix_precision, nodes_without
 from npuc.quantize.improvement.proposals import (
     JudgedLayer,
     bias_by_results,
@@ -270,11 +270,11 @@ class _Cases:
         self.improved: list[Host] = []
 
     def drawn(self, host: Host) -> Quantised:
-        return quantise(self.graph, without(_nodes(self.graph), host), self.known)
+        return quantise(self.graph, nodes_without(_nodes(self.graph), host), self.known)
 
     def best(self, host: Host) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         self.improved.append(host)
-        nodes = without(_nodes(self.graph), host)
+        nodes = nodes_without(_nodes(self.graph), host)
         return TrialNetwork(self.graph, nodes, self.known, {}, self.drawn(host)), ()
 
     def mixed(self) -> tuple[TrialNetwork, Sequence[Trial]]:
@@ -327,7 +327,7 @@ def test_a_search_measures_few_layers_alone_however_many_there_are() -> None:
 
     def drawn(host: Host) -> Quantised:
         made.append(host)
-        return quantise(graph, without(_nodes(graph), host), known)
+        return quantise(graph, nodes_without(_nodes(graph), host), known)
 
     mix_precision(graph, drawn, lambda host: (TrialNetwork(graph, (), known, {}, drawn(host)), ()), samples)
     assert len([host for host in made if len(host) == 1]) >= MOST_MEASURED

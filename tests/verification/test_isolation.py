@@ -46,7 +46,7 @@ def test_each_layer_is_computed_on_what_the_machine_has(
     for name, (exact, sizes) in wanted.items():
         np.testing.assert_allclose(found[name].exact, exact, rtol=1e-4, atol=1e-3)
         room = 32 * unit * (np.maximum(sizes, least) + np.abs(exact).max())
-        np.testing.assert_allclose(found[name].room(), room, rtol=1e-4)
+        np.testing.assert_allclose(found[name].tolerance(), room, rtol=1e-4)
 
 
 def test_few_weights_are_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,11 +44,11 @@ def _pads(node: OnnxNode, spatial: Sequence[int], kernel: Sequence[int]) -> tupl
     )
     pads, other = (_split_evenly(each, kind == "SAME_UPPER") for each in (totals, undilated))
     if node.op != "Conv" and pads != other:
-        raise _ambiguous(node, f"pads {list(pads)}", f"{list(other)}, without dilations,")
+        raise _padding_error(node, f"pads {list(pads)}", f"{list(other)}, without dilations,")
     return pads
 
 
-def _ambiguous(node: OnnxNode, of_onnx: str, of_onnxruntime: str) -> ModelError:
+def _padding_error(node: OnnxNode, of_onnx: str, of_onnxruntime: str) -> ModelError:
     """The error (AMBIGUOUS) for automatic padding that ONNX's text and onnxruntime read differently."""
     reason = f"{node.attrs['auto_pad']} means {of_onnx} by ONNX's text, and {of_onnxruntime} in onnxruntime"
     return ModelError(
@@ -108,7 +108,7 @@ def _conv_transpose(node: OnnxNode, to: NodeBuilder) -> None:
         longer = tuple(more - min(total, 0) for more, total in zip(extra, totals, strict=True))
         if longer != extra and not node.attrs.get("output_shape"):
             found = [size + min(total, 0) for size, total in zip(wanted, totals, strict=True)]
-            raise _ambiguous(node, f"an output of {list(wanted)}", f"one of {found}")
+            raise _padding_error(node, f"an output of {list(wanted)}", f"one of {found}")
         extra = longer
         pads = _split_evenly([max(total, 0) for total in totals], kind == "SAME_UPPER")
     else:

@@ -40,7 +40,7 @@ Host = frozenset[str]
 Result = tuple[TrialNetwork, tuple[Trial, ...]]
 
 
-def without(nodes: Sequence[Node], host: Host) -> tuple[Node, ...]:
+def nodes_without(nodes: Sequence[Node], host: Host) -> tuple[Node, ...]:
     """The nodes that the host does not compute."""
     return tuple(node for node in nodes if node.name not in host)
 

@@ -243,12 +243,12 @@ def _best_steps(
     zeros = np.ceil((below.largest - SHARES * excess) / scales - 1e-9).clip(0, LEVELS) - 128
     errors = np.stack([_error(below, above, scales, each) for each in zeros])
     row, column = np.unravel_index(np.argmin(errors), errors.shape)
-    if not errors[row, column] < _usual(below, above, least, zero_points, whole=whole) * WORTH:
+    if not errors[row, column] < _zero_cost(below, above, least, zero_points, whole=whole) * WORTH:
         return None
     return Steps(float(scales[column]), int(zeros[row, column]))
 
 
-def _usual(below: Histogram, above: Histogram, least: float, zero_points: ZeroPoints, *, whole: bool) -> float:
+def _zero_cost(below: Histogram, above: Histogram, least: float, zero_points: ZeroPoints, *, whole: bool) -> float:
     """The least error with the zero point 0."""
     least = max(below.largest, above.largest) / 127 if whole else least
     scales = zero_points.candidates[zero_points.candidates >= least]

@@ -23,7 +23,7 @@ from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source, uniform
 from npuc.quantize.improvement.balance import without_data
 from npuc.quantize.improvement.levels import LEVELS
-from npuc.quantize.improvement.mixed import Host, mix_precision, without
+from npuc.quantize.improvement.mixed import Host, mix_precision, nodes_without
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_network, best_weights, teaches
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
@@ -207,13 +207,13 @@ def network(
     make = quantiser(best_table, power_of_two=power_of_two, factors=factors)
 
     def drawn(host: Host) -> TrialNetwork:
-        chosen = without(integer(graph, machine), host)
+        chosen = nodes_without(integer(graph, machine), host)
         return TrialNetwork(graph, chosen, found, {}, make(graph, chosen, found, method, given))
 
     def best(host: Host) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         zeros = None if documented else replace(IN_BIASES, power_of_two=power_of_two, pads=pads_cheaply)
         recipe = Recipe(
-            lambda each: without(integer(each, machine), host),
+            lambda each: nodes_without(integer(each, machine), host),
             make,
             zero_points=zeros,
             splits=not options.one_scale,

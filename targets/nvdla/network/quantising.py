@@ -19,7 +19,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.windows import AVERAGES
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source, tensor_values, uniform
 from npuc.quantize.improvement.levels import LEVELS, Level
-from npuc.quantize.improvement.mixed import Host, mix_precision, without
+from npuc.quantize.improvement.mixed import Host, mix_precision, nodes_without
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_network
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
@@ -297,7 +297,7 @@ class _Improvement:
     def mixture(self, moved: Host) -> _Mixture:
         """These nodes in int16, or on the host if they have no such form, beside those that the user wants."""
         wide = (moved & self.widening) | asked(self.graph, self.options)
-        nodes = without(on_device(self.graph, self.machine, wide=wide), moved - wide)
+        nodes = nodes_without(on_device(self.graph, self.machine, wide=wide), moved - wide)
         graph, wide, copied = widened(self.graph, nodes, wide)
         return _Mixture(graph, wide, moved - wide, copied)
 
@@ -316,7 +316,7 @@ class _Improvement:
 
     def nodes(self, mixed: _Mixture) -> Callable[[Graph], tuple[Node, ...]]:
         """Selects the nodes that NVDLA computes."""
-        return lambda each: without(on_device(each, self.machine, wide=mixed.wide), mixed.host)
+        return lambda each: nodes_without(on_device(each, self.machine, wide=mixed.wide), mixed.host)
 
     def recipe(self, mixed: _Mixture) -> Recipe:
         """How a mixture becomes integers."""
