@@ -175,7 +175,8 @@ def _network(
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = on_device(graph, machine, precision)
     tensors = tensors_of(nodes)
-    given = given_steps(graph, tensors, equal_scales(graph, nodes), _table(options, machine, precision)) | frames
+    given = given_steps(graph, tensors, equal_scales(graph, nodes), _table(options, machine, precision))
+    given.update(frames)
     free = [name for name in tensors if name not in given]
     if precision == "int8":  # limited to the inputs that 8 bits can tell apart
         found = node_histograms(find, graph, samples, free, nodes, given)
@@ -289,7 +290,7 @@ class _Improvement:
             equal = [pair for pair in equal_scales(graph, nodes) if inside.issuperset(pair)]
             if table or precision == "int8":
                 found |= given_steps(graph, sorted(inside), equal, table)
-        return found | self.frames
+        return {**found, **self.frames}
 
     def mixture(self, moved: Host) -> _Mixture:
         """These nodes in int16, or on the host if they have no such form, beside those that the user wants."""
