@@ -175,10 +175,8 @@ def _network(
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = on_device(graph, machine, precision)
     tensors = tensors_of(nodes)
-    given = {
-        **given_steps(graph, tensors, equal_scales(graph, nodes), _table(options, machine, precision)),
-        **frames,
-    }
+    given = given_steps(graph, tensors, equal_scales(graph, nodes), _table(options, machine, precision))
+    given.update(frames)
     free = [name for name in tensors if name not in given]
     if precision == "int8":  # limited to the inputs that 8 bits can tell apart
         found = node_histograms(find, graph, samples, free, nodes, given)

@@ -98,7 +98,8 @@ def _in_order(graph: Graph) -> Graph:
     """
     made, constants = dict[str, Node](), dict[str, Array]()
     for node in graph.nodes:
-        places, readers = _selected(graph, node), graph.readers[node.output]
+        places = _selected(graph, node) if node.op in ("Conv", "Slice") else None
+        readers = graph.readers[node.output] if places else ()
         if places is None or not readers or not _dequantised(graph, node.inputs[0]):
             continue
         channels, source = graph.shape(node.inputs[0])[1], node.inputs[0]
@@ -198,10 +199,12 @@ def whole(graph: Graph) -> Graph:
     """
     graph, made, constants = _in_order(graph), dict[str, Node](), dict[str, Array]()
     for node in graph.nodes:
-        found, readers = _dequantised(graph, node.output), graph.readers[node.output]
-        taken = (_weights(graph, each, node.output) for each in readers)
-        weights = [each for each in taken if each is not None]
-        if found is None or len(weights) < len(readers):
+        found = _dequantised(graph, node.output) if node.op == "DequantizeLinear" else None
+        if found is None:
+            continue
+        readers = graph.readers[node.output]
+        weights = [w for each in readers if (w := _weights(graph, each, node.output)) is not None]
+        if len(weights) < len(readers):
             continue
         one = f"{node.output}/one"
         constants[one] = np.ones_like(graph.constants[node.inputs[1]])
