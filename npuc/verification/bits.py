@@ -96,14 +96,22 @@ class BitDifferences:
         """Whether every element agrees.
 
         A data movement without an instruction of its own is checked through the layers that read it; so is an
-        intermediate result within the instruction of another layer.
+        intermediate result within the instructions of other layers, through the first of these that are shown.
         """
         differing = self.differing.get(layer["tensor"])
         if differing is not None or layer["op"] in KEPT_INTEGERS:
             return not differing
-        readers = [each["tensor"] for each in self.described["layers"] if layer["tensor"] in each["inputs"]]
-        computed = (self._computed.get(name, frozenset()) >= {*layer["nodes"]} for name in readers)
-        return bool(readers) and all(computed) and all(self.differing.get(name) == 0 for name in readers)
+        waiting, met = [layer["tensor"]], {layer["tensor"]}
+        while waiting:
+            name = waiting.pop()
+            readers = [each["tensor"] for each in self.described["layers"] if name in each["inputs"]]
+            shown = [each for each in readers if each in self.differing]
+            completed = (self._computed.get(each, frozenset()) >= {*layer["nodes"]} for each in shown)
+            if not readers or not all(completed) or any(self.differing[each] for each in shown):
+                return False
+            waiting += {*readers} - {*shown} - met
+            met.update(readers)
+        return True
 
     @cached_property
     def _computed(self) -> Mapping[str, frozenset[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -105,10 +106,9 @@ class Bm1684(Target):
         options.begin("choosing scales")
         network, tried = layers.network(graph, samples, options)
         options.tell(tried)
-        quantised = network.quantised
         options.begin("planning and writing the kernel")
+        quantised, lowered, kernel = _fixed_plan(network.quantised, machine)
         parts = fixed.parts(quantised.graph)
-        lowered, kernel = _fixed_plan(parts.words, quantised, machine)
 
         def dtype(name: str) -> str:
             producers = quantised.graph.producers
@@ -124,12 +124,15 @@ class Bm1684(Target):
         ]
         contents = report.contents(quantised.graph, lowered, machine, ports, steps)
         manifest = report.manifest(quantised.graph, lowered, kernel, machine, contents, dtype)
+        if quantised is not network.quantised:
+            left = {*network.quantised.graph.nodes} - {*quantised.graph.nodes}
+            manifest["sliced"] = sorted({source for node in left for source in node.sources})
         manifest["report"]["quantization"] = {"level": options.level, "steps": as_json(tried)}
         files: dict[str, Content] = {
             TABLE_FILE: report.table_of(kernel).data(contents.places, machine),
             WEIGHTS_FILE: lowered.weights,
         }
-        return Program({**manifest, **signature(graph)}, Files(files), evidence(quantised))
+        return Program({**manifest, **signature(graph)}, Files(files), evidence(network.quantised))
 
     def quantise(self, graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The integer network of --precision int8, and the trials made to improve it."""
@@ -140,6 +143,17 @@ class Bm1684(Target):
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
         """Runs the table's calls on npuc's model of the interface, or on the vendor's chip model."""
         return Runner(program, chip_model)
+
+    def results(self, program: Program) -> Mapping[str, frozenset[str]]:
+        """As for every target; the nodes of layers in slices count for each tensor, as nothing else shows them."""
+        found = dict(super().results(program))
+        sliced = frozenset(read(tuple[str, ...], program.manifest.get("sliced", []), "sliced"))
+        joined = [
+            each.tensor
+            for each in Contents.of(program.manifest).placements
+            if each.direction == "output" and sliced
+        ]
+        return {name: found.get(name, sliced) | sliced for name in (*found, *joined)}
 
     def timeline(self, program: Program) -> Timeline:
         """The activities of GDMA and BDC, and the buffers in local memory."""
@@ -265,16 +279,25 @@ def _fitted(graph: Graph, machine: Machine) -> Plan:
     return sliced, lowered, planner.plan(lowered, machine)
 
 
-def _fixed_plan(words: Graph, quantised: Quantised, machine: Machine) -> tuple[Lowered, Kernel]:
-    """The plan of an int8 graph: its rows and columns move in local memory or, if that is too small, outside."""
+FixedPlan = tuple["Quantised", Lowered, Kernel]
+"""The integer network that was lowered, its lowered form, and the planned kernel."""
+
+
+def _fixed_plan(quantised: Quantised, machine: Machine) -> FixedPlan:
+    """The plan of an int8 network: its rows and columns move in local memory or, if that is too small, outside.
+
+    Maps that exceed local memory are computed in slices.
+    """
     from npuc.targets.bm1684.lowering import fixed
 
-    try:
-        lowered = fixed.lower(words, quantised, machine)
-        return lowered, planner.plan(lowered, machine)
-    except DoesNotFit:
-        lowered = fixed.lower(words, quantised, machine, inside=False)
-        return lowered, planner.plan(lowered, machine)
+    def planned(network: Quantised, *, inside: bool) -> FixedPlan:
+        lowered = fixed.lower(fixed.parts(network.graph).words, network, machine, inside=inside)
+        return network, lowered, planner.plan(lowered, machine)
+
+    for inside in (True, False):
+        with suppress(DoesNotFit):
+            return planned(quantised, inside=inside)
+    return planned(fixed.sliced(quantised, machine), inside=False)
 
 
 def _listed(call: Instruction) -> dict[str, Any]:

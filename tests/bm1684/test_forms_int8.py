@@ -50,6 +50,12 @@ FORMS = {
         (4, 6, 16),
         "c = MatMul(x, w)\n a = Add(c, b)\n e = Sigmoid(a)\n y = MatMul(e, turned)",
     ),
+    "maps beyond local memory": (
+        (1, 16, 280, 260),
+        (1, 16, 140, 130),
+        "c = Conv <pads=[1, 1, 1, 1]> (x, k)\n r = Relu(c)\n e = Conv <group=16, pads=[0, 2, 0, 2]> (r, d)\n"
+        "s = Sigmoid(e)\n a = Add(s, r)\n y = MaxPool <kernel_shape=[2, 2], strides=[2, 2]> (a)",
+    ),
     "much padding": (IMAGE, (1, 16, 60, 22), "c = Conv <pads=[20, 3, 18, 1]> (x, k)\n y = Relu(c)"),
     "padding of unsigned maps": (
         (5, *IMAGE[1:]),

@@ -19,7 +19,7 @@ from npuc.ops import rebuild
 from npuc.quantize.calibration.histograms import Histogram, tensor_values
 from npuc.quantize.improvement import equalisation
 from npuc.quantize.improvement.acceptance import decibels, integer_values, mean_ratio
-from npuc.quantize.improvement.levels import Level
+from npuc.quantize.improvement.levels import USUAL, Level
 from npuc.quantize.improvement.search import (
     Recipe,
     Trial,
@@ -60,7 +60,7 @@ def best_bordered(
 ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """`best_network`, with a scale per channel at the borders if that pays on the held-out samples."""
     started = process_time()
-    training, held_out = divide(samples, level.samples)
+    training, held_out = divide(samples, USUAL.samples)  # at every level: a higher one is never worse
     judged = recipe.equalises and level.variants and teaches(samples) and _float_outputs(graph)
     other = equalise_borders(graph, training, recipe.given) if judged else None
     if other is None:

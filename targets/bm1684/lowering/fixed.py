@@ -21,7 +21,7 @@ from npuc.ops.attributes import AVERAGE, GROUP, KERNEL_SHAPE, RELU
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.windows import Window, window_of
 from npuc.quantize.network.construction import Quantised
-from npuc.targets.bm1684.lowering import first_convs, rearrangements, rules
+from npuc.targets.bm1684.lowering import first_convs, rearrangements, rules, slicing
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.conv_calls import ConvForm, Image, block_diagonal, block_rows, in_rows, padding
 from npuc.targets.bm1684.lowering.convolutions import single_rows, streams
@@ -73,6 +73,20 @@ def parts(graph: Graph) -> IntegerParts:
 def _in_words(each: TensorType) -> TensorType:
     images, *others = each.shape
     return TensorType((ceil_div(images, IMAGES), *others), each.dtype)
+
+
+def sliced(quantised: Quantised, machine: Machine) -> Quantised:
+    """The network with maps that exceed local memory in slices of rows; the same one if that does not help."""
+    found, wholes = parts(quantised.graph), dict[str, str]()
+    words = slicing.fit(found.words, machine, wholes)
+    if words is found.words:
+        return quantised
+    graph, types, zeros = quantised.graph, dict(quantised.graph.tensors), dict(quantised.zeros)
+    for name, whole in wholes.items():
+        types.setdefault(name, TensorType((graph.shape(whole)[0], *words.shape(name)[1:]), "int8"))
+        zeros[name] = zeros.get(whole, 0)
+    nodes = (*found.before, *words.nodes, *found.after)
+    return replace(quantised, graph=replace(graph, nodes=nodes, tensors=types), zeros=zeros)
 
 
 def lower(words: Graph, quantised: Quantised, machine: Machine, *, inside: bool = True) -> Lowered:

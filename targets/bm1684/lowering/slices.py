@@ -16,12 +16,14 @@ from npuc.text.escaping import Names
 IMAGES, ROWS = 0, 2
 """The axes of slices."""
 POOLS = ("MaxPool", "AveragePool")
-WINDOWS = ("Conv", *POOLS)
+WINDOWS = ("Conv", "IntConv", *POOLS)
 TAKING_ONE = (*WINDOWS, "ConvTranspose", "Resize")
 """Operators that read one map, with rows that depend on the operator."""
 
 Rows = tuple[int, int]
 """Rows (or images) [first, behind)."""
+Made = tuple[Node, dict[str, TensorType], str]
+"""A node, the types of its outputs, and the tensor that its result is a slice of."""
 
 
 def divided(height: int, slices: int) -> list[Rows]:
@@ -109,8 +111,8 @@ def _with_extent(shape: tuple[int, ...], rows: Rows, axis: int) -> tuple[int, ..
 
 def sliced(
     graph: Graph, nodes: tuple[Node, ...], result: str, axis: int, slices: int, fresh: Names
-) -> Iterator[tuple[Node, dict[str, TensorType]]]:
-    """The nodes of every slice with the types of their outputs, and the Concat that joins the results."""
+) -> Iterator[Made]:
+    """The nodes of every slice, and the Concat that joins the results."""
     names = list[str]()
     for rows in divided(graph.shape(result)[axis], slices):
         part = needed(graph, nodes, result, rows, axis)
@@ -118,7 +120,7 @@ def sliced(
         yield from _slice_of(graph, nodes, part, names[-1], axis, fresh)
     last = graph.producers[result]
     join = Node("Concat", tuple(names), (result,), {"axis": axis}, f"{last.name}/rows", last.sources)
-    yield join, {}
+    yield join, {}, result
 
 
 def _stem(tensor: str, rows: Rows, axis: int) -> str:
@@ -127,7 +129,7 @@ def _stem(tensor: str, rows: Rows, axis: int) -> str:
 
 def _slice_of(
     graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, axis: int, fresh: Names
-) -> Iterator[tuple[Node, dict[str, TensorType]]]:
+) -> Iterator[Made]:
     """The nodes of one slice, each after the Slices that cut out the operand rows it reads."""
     inside, cut = {node.output for node in nodes}, set[str]()
     for node in nodes:
@@ -149,33 +151,29 @@ def _slice_of(
             yield from _resized(graph, made, node, part[node.output], axis, fresh)
             continue
         made = _padded(graph, made, node, part[node.output]) if axis == ROWS else made
-        yield made, {output: TensorType(shape_of(graph, node.output, part, axis))}
+        yield made, {output: TensorType(shape_of(graph, node.output, part, axis))}, node.output
 
 
-def _resized(
-    graph: Graph, made: Node, node: Node, rows: Rows, axis: int, fresh: Names
-) -> Iterator[tuple[Node, dict[str, TensorType]]]:
+def _resized(graph: Graph, made: Node, node: Node, rows: Rows, axis: int, fresh: Names) -> Iterator[Made]:
     """A Resize of the rows that it needs, and a Slice of its result if only part of that is wanted."""
     low, high = operand_rows(graph, node, rows, axis)
     times = factor(graph, node) if axis == ROWS else 1
     whole = _with_extent(graph.shape(node.output), (low * times, high * times), axis)
     wanted = (rows[0] - low * times, rows[1] - low * times)
     if wanted == (0, (high - low) * times):
-        yield made.with_attrs(sizes=whole), {made.output: TensorType(whole)}
+        yield made.with_attrs(sizes=whole), {made.output: TensorType(whole)}, node.output
         return
     name = fresh.new(f"{made.output}/whole")
-    yield replace(made, outputs=(name,), name=name).with_attrs(sizes=whole), {name: TensorType(whole)}
+    yield replace(made, outputs=(name,), name=name).with_attrs(sizes=whole), {name: TensorType(whole)}, node.output
     attrs = {"axes": (axis,), "starts": wanted[:1], "ends": wanted[1:], "steps": (1,)}
     cut = Node("Slice", (name,), made.outputs, attrs, made.output)
-    yield cut, {made.output: TensorType(_with_extent(whole, wanted, axis))}
+    yield cut, {made.output: TensorType(_with_extent(whole, wanted, axis))}, node.output
 
 
-def _cut(
-    graph: Graph, name: str, source: str, output: str, rows: Rows, axis: int
-) -> tuple[Node, dict[str, TensorType]]:
+def _cut(graph: Graph, name: str, source: str, output: str, rows: Rows, axis: int) -> Made:
     attrs = {"axes": (axis,), "starts": rows[:1], "ends": rows[1:], "steps": (1,)}
     made = Node("Slice", (source,), (output,), attrs, output)
-    return made, {output: TensorType(_with_extent(graph.shape(name), rows, axis))}
+    return made, {output: TensorType(_with_extent(graph.shape(name), rows, axis))}, name
 
 
 def _padded(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:

@@ -37,6 +37,7 @@ from npuc.targets.bm1684.lowering.slices import (
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.quantisation.operators import LOOKUP, PRODUCT, SUM
 from npuc.text.escaping import Names
 
 ELEMENT = 4
@@ -44,12 +45,17 @@ SHARE = 5 / 8
 """The share of local memory for maps; the rest is for weights that are being loaded."""
 LONGEST = 24
 """The most layers in a group."""
-ROW_BY_ROW = {*RECIPES, *BINARY, "BatchNormalization", "Identity"}
+ROW_BY_ROW = {*RECIPES, *BINARY, "BatchNormalization", "Identity", "IntRelu", SUM, PRODUCT, LOOKUP}
 """Operators for which a row of the result depends only on the same row of the operands."""
+WORK = {"IntRelu": 2, SUM: 2, LOOKUP: 2, PRODUCT: 4}
+"""Words of the firmware's intermediate for a word of the result, of as many channels as there are NPUs."""
 
 
-def fit(graph: Graph, machine: Machine) -> Graph:
-    """The graph with its large layers in slices; the same graph if there are none, or slicing does not help."""
+def fit(graph: Graph, machine: Machine, wholes: dict[str, str] | None = None) -> Graph:
+    """The graph with its large layers in slices; the same graph if there are none, or slicing does not help.
+
+    wholes: gets the tensor that each result is a slice of.
+    """
     nodes, tensors, groups = list[Node](), dict(graph.tensors), list(_division(graph, machine))
     fresh = graph.names()
     for group in groups:
@@ -57,9 +63,10 @@ def fit(graph: Graph, machine: Machine) -> Graph:
             nodes += graph.nodes[group.first : group.behind]
             continue
         run = graph.nodes[group.first : group.behind]
-        for node, types in sliced(graph, run, _results(graph, run)[0], group.axis, group.slices, fresh):
+        for node, types, whole in sliced(graph, run, _results(graph, run)[0], group.axis, group.slices, fresh):
             nodes.append(node)
             tensors |= types
+            (wholes if wholes is not None else {})[node.output] = whole
     if len(nodes) == len(graph.nodes):
         return graph
     rewritten = replace(graph, nodes=tuple(nodes), tensors=tensors)
@@ -132,8 +139,11 @@ def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Slice
 
 
 def _axes(graph: Graph, nodes: tuple[Node, ...], result: str) -> list[int]:
-    """The axes along which nodes can be sliced: rows, and the batch if every map has all its images."""
-    images = graph.shape(result)[0]
+    """The axes along which nodes can be sliced: rows, and the batch if every map has all its images.
+
+    Words of four images are not cut.
+    """
+    images = graph.shape(result)[0] if graph.tensors[result].dtype == "float32" else 1
     names = {name for node in nodes for name in operands(graph, node)}
     constants = {name for node in nodes if node.op in BINARY for name in node.inputs if name in graph.constants}
     alike = images > 1 and all(graph.shape(name)[0] == images for name in names)
@@ -253,7 +263,9 @@ def _fits_whole(graph: Graph, node: Node, machine: Machine) -> bool:
 
 
 def _between(graph: Graph, node: Node, shape: tuple[int, ...], machine: Machine) -> int:
-    """Bytes of a node's intermediate for an operand of this shape: the image with zeros, or resized rows."""
+    """Bytes of a node's intermediate for an operand of this shape: an image with zeros, resized rows, products."""
+    if node.op in WORK:
+        return WORK[node.op] * _bytes((*shape[:1], min(shape[1], machine.npus), *shape[2:]), machine)
     if node.op == "Resize":
         return _bytes((*shape[:2], shape[2] * factor(graph, node), shape[3]), machine)
     if node.op != "ConvTranspose":

@@ -101,6 +101,8 @@ class Runner:
         if observe is not None:
             shown = [layers for _, layers in found]
             integers = self.contents.fixed
+            if integers:  # also what lies in system memory alone, joined from slices
+                shown = [{**outputs, **layers} for outputs, layers in found]
             for name in shown[0]:
                 if integers or name not in results[0]:
                     observe(name, np.stack([each[name] for each in shown]))
