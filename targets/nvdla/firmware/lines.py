@@ -107,7 +107,7 @@ class Firmware:
 
     def fields(self, title: str, **values: int | str) -> RegisterWrite:
         """A write of a register with these fields, the others 0."""
-        return title, self.registers.by_title[title].value(cleared=True, **values)
+        return title, self.registers.by_title[title].value(True, **values)
 
     def at(self, cube: DataCube) -> int:
         """A cube's address; 0 if it has none."""

@@ -80,7 +80,7 @@ class Register:
         """A cache of encoded values: layers have most fields in common."""
         return {}
 
-    def value(self, *, cleared: bool = False, **values: int | str) -> int:
+    def value(self, cleared: bool = False, /, **values: int | str) -> int:
         """The register value with these fields, by number or name; the others are 0 or have their reset values.
 
         Raises EncodingError (E301) for an unknown field or name, and for a number that does not fit its field.

@@ -317,11 +317,18 @@ def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Convoluti
         wider = (width for power in range(extent.bit_length()) if (width := atom << power) < extent)
         widths = [(width, width) for width in (extent, *wider)]
     options = (parts_of(context.graph, node, lanes, width, atom) for width in widths)
-    fits = cache(lambda size: _fits(context, _shape(context, node, size, x, DIRECT)))
+
+    @cache
+    def fits(size: ConvolutionPart) -> bool:
+        return _fits(context, _shape(context, node, size, x, DIRECT))
+
+    @cache
+    def cycles(size: ConvolutionPart) -> float:
+        return _part_cycles(context, node, size, x, y)
+
     fitting = (each for each in options if all(fits(part.size) for part in each))
     if GROUP(node) == 1:
         return next(fitting)
-    cycles = cache(lambda size: _part_cycles(context, node, size, x, y))
     return min(fitting, key=lambda parts: sum(cycles(part.size) for part in parts))
 
 
