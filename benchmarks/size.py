@@ -27,16 +27,16 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_465,
+    "benchmarks": 3_455,
     "docs": 305,
     "examples": 200,
-    "models": 1_720,
-    "npuc": 39_000,
-    "passes": 6_480,
-    "targets/bm1684": 10_220,
-    "targets/easynpu": 17_310,
-    "targets/nvdla": 21_120,
-    "tests": 65_000,
+    "models": 1_685,
+    "npuc": 38_460,
+    "passes": 6_290,
+    "targets/bm1684": 10_240,
+    "targets/easynpu": 17_335,
+    "targets/nvdla": 20_930,
+    "tests": 65_280,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
