@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.easynpu_rtl.mutants import PACKAGE, Mutant, imported, source
 
-CHANNELS, REGISTERS, MEMORIES, WRAPPER = "axi.channels", "axi.wrapper", "axi.memories", "axi.wrapper"
+CHANNELS, REGISTERS, MEMORIES, WRAPPER = "axi", "wrapper", "axi", "wrapper"
 COPIES = "reads_and_writes_do_not_wait_for_each_other"
 PATHS = "no_output_follows_an_input_within_a_cycle"
 VALUES = "registers_refuse_what_the_core_would_pass_over"
