@@ -50,7 +50,8 @@ def run(command: list[str], folder: Path, log: str) -> None:
 
 def place(folder: Path, seed: int, freq: float) -> dict[str, Any]:
     """Clock (MHz), cells (used, available) by type, and the longest path's ends, for a seed."""
-    options = ["--json", "easynpu.json", "--freq", str(freq), "--seed", str(seed), "--report", f"seed{seed}.json"]
+    options = ["--json", "easynpu.json", "--freq", str(freq), "--seed", str(seed), "--router", "router2"]
+    options += ["--report", f"seed{seed}.json"]
     run([tool("nextpnr-ecp5"), *PLACE, *options], folder, f"seed{seed}.log")
     report = json.loads((folder / f"seed{seed}.json").read_text())
     (clock,) = report["fmax"].values()
