@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 import click
 from compile import YARDSTICK, cost
 from history import conclude
-from networks import Network, searched
+from networks import Network, select
 
 SAMPLER = """
 import collections, json, runpy, signal, sys, time
@@ -123,7 +123,7 @@ def main(repeat: int, wanted: Sequence[str], json_wanted: bool, check: bool, tol
     """Measure the parts of a compile by sampling."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        found = searched(wanted, folder)
+        found = select(wanted, folder)
         measured = [row for each in found for target in LIMITS for row in rows(each, target, repeat, folder, told)]
     header = ("network", "target", "part", "of quantize_static's", "onnxruntime")
     conclude(header, measured, found, json_wanted=json_wanted, check=check)

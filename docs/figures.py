@@ -70,7 +70,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], Iterable[Sequence[str]]]]] = {
     "cycles": ("README.md", tables.cycles),
     "builders": ("docs/models.md", tables.builders),
     "families": ("docs/models.md", tables.families),
-    "quantised": ("docs/quantisation.md", tables.quantised),
+    "quantised": ("docs/quantisation.md", tables.quantised_rows),
     "accuracies": ("docs/quantisation.md", tables.accuracies),
     "large": ("docs/benchmarks.md", tables.large),
     "easynpu": ("docs/benchmarks.md", tables.easynpu),

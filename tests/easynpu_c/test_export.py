@@ -49,10 +49,10 @@ def test_the_command_writes_program_driver_model_and_map(digits: Path, tmp_path:
 
 
 def test_equal_programs_give_equal_bytes_wherever_they_lie(digits: Path, tmp_path: Path) -> None:
-    first = EASYNPU.exported(program.load(digits), "c")
+    first = EASYNPU.export(program.load(digits), "c")
     digits.rename(moved := tmp_path / "elsewhere.npu")
     try:
-        assert EASYNPU.exported(program.load(moved), "c") == first
+        assert EASYNPU.export(program.load(moved), "c") == first
     finally:
         moved.rename(digits)
     assert not any(str(tmp_path).encode() in text or b"digits.npu" in text for text in first.values())
@@ -60,7 +60,7 @@ def test_equal_programs_give_equal_bytes_wherever_they_lie(digits: Path, tmp_pat
 
 def test_every_word_of_the_images_stands_in_the_source(digits: Path) -> None:
     loaded = program.load(digits)
-    text = EASYNPU.exported(loaded, "c")["npuc_program.c"].decode()
+    text = EASYNPU.export(loaded, "c")["npuc_program.c"].decode()
     for name, array in (("itcm.bin", "npuc_itcm"), ("weight.bin", "npuc_weight")):
         body = text.split(f"const struct npuc_word {array}[] = {{\n")[1].split("};\n")[0]
         written = bytes(
@@ -71,7 +71,7 @@ def test_every_word_of_the_images_stands_in_the_source(digits: Path) -> None:
 
 
 def test_what_firmware_must_provide_is_in_the_header_and_the_readme(digits: Path) -> None:
-    files = EASYNPU.exported(program.load(digits), "c")
+    files = EASYNPU.export(program.load(digits), "c")
     header, readme = files["npuc_program.h"].decode(), files["README.md"].decode()
     for line in ("NPUC_INPUT_BYTES 256", "NPUC_OUTPUT_BYTES 40", "NPUC_FMAP_WORDS 1280", "NPUC_PSUM_ENTRIES 64"):
         assert f"#define {line}\n" in header
@@ -158,7 +158,7 @@ DEFAULT = [1, 0xFF, 1, 64, 64, 16, 64, 1280, 1280, 1536, 256]
 def check(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """npuc_check of the digits program, on registers from stdin."""
     folder = tmp_path_factory.mktemp("check") / "c"
-    program.save_files(EASYNPU.exported(program.load(digits), "c"), folder)
+    program.save_files(EASYNPU.export(program.load(digits), "c"), folder)
     (folder / "check.c").write_text(CHECK, encoding="ascii")
     model = ["test/npuc_model.c", "test/npuc_array.c", "test/npuc_reshape.c"]
     sources = ["check.c", "npuc_program.c", "npuc_driver.c", "npuc_host.c", *model]
@@ -191,5 +191,5 @@ def test_a_program_demands_the_words_it_has_beyond_the_document(digits: Path) ->
     loaded = program.load(digits)
     words = bytes([0xC0]) + bytes(15) + bytes([0xC4]) + bytes(15) + bytes([0x45]) + bytes(15)
     more = Program(loaded.manifest, {**loaded.files, "itcm.bin": words + bytes([0xFF]) + bytes(15)})
-    text = EASYNPU.exported(more, "c")["npuc_program.c"].decode()
+    text = EASYNPU.export(more, "c")["npuc_program.c"].decode()
     assert "{5, NPUC_ALL_BITS, 113} /* words */" in text  # src 1, ctl 16, halt 32, dwconv_relu 64 (stored here)

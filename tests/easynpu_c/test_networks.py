@@ -206,7 +206,7 @@ def test_the_makefile_builds_the_test(tmp_path: Path) -> None:
     if make is None:
         pytest.skip("no make on the path")
     found = compiled(network(MIRRORED, MIRRORED_WEIGHTS), tmp_path)
-    program.save_files(EASYNPU.exported(found, "c"), tmp_path / "c")
+    program.save_files(EASYNPU.export(found, "c"), tmp_path / "c")
     done = subprocess.run([make], cwd=tmp_path / "c", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     samples = normal(found)

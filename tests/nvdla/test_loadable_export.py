@@ -138,7 +138,7 @@ def test_the_stock_runtime_fills_the_input_with_a_colour_photo(name: str, precis
         input={"order": "bgr", "mean": mean, "std": std, "frame": "float"},
         **({} if half else {"scales_in": {"x": {"scale": 1 / 127}}}),
     ).program
-    loadable = loadables.read(target(name).exported(program, "loadable")["network.nvdla"])
+    loadable = loadables.read(target(name).export(program, "loadable")["network.nvdla"])
     assert list(broken(loadable, machines.load(name))) == []
     tensor, out = loadable.tensor_desc_list
     photo = np.random.default_rng(3).integers(0, 256, (SIZE, SIZE, 3)).astype(np.uint8)
