@@ -60,7 +60,7 @@ def test_every_part_has_many_and_a_seed_draws_the_same_of_each(
     assert {each.part for each in drawn} == mutants.PARTS.keys()
     for each in drawn:
         source = (mutants.ROOT / each.file).read_text(encoding="utf-8")
-        tree = mutants.changed(source, each.number)
+        tree = mutants.change(source, each.number)
         compile(tree, each.file, "exec", dont_inherit=True)
         assert ast.unparse(tree) != ast.unparse(ast.parse(source))
         assert mutants.tests_of(each)

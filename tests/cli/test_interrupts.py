@@ -233,7 +233,7 @@ PROGRAM = "interrupts.run(['sh', '-c', 'sleep 600 & sleep 600'])"
 
 
 def test_programs_that_were_started_end_with_their_children(tmp_path: Path) -> None:
-    child, mark = started(f"{HEARING}{STARTED}interrupts.guarded(lambda: {PROGRAM})", tmp_path)
+    child, mark = started(f"{HEARING}{STARTED}interrupts.guard(lambda: {PROGRAM})", tmp_path)
     for _ in range(500):
         if len(list(alive(mark))) >= 3:
             break
@@ -249,13 +249,13 @@ def test_programs_that_were_started_end_with_their_children(tmp_path: Path) -> N
         "try: wait()\n except BaseException: raise ImportError('swallowed') from None",
         "try: wait()\n except BaseException: pass\n return 0",
         "import weakref\n class A:\n  def __del__(self): wait()\n A()\n return 0",
-        "with interrupts.deferred(): wait()\n return 0",
+        "with interrupts.defer(): wait()\n return 0",
     ],
 )
 def test_an_interrupt_that_code_swallows_is_not_lost(tmp_path: Path, body: str) -> None:
     code = (
         f"{HEARING}{STARTED}\nimport sys, time\ndef wait():\n for _ in range(40): time.sleep(0.02)\n"
-        f"def command():\n {body}\nsys.exit(interrupts.guarded(command))"
+        f"def command():\n {body}\nsys.exit(interrupts.guard(command))"
     )
     child, _ = started(code, tmp_path)
     time.sleep(0.3)
@@ -267,7 +267,7 @@ def test_an_interrupt_that_code_swallows_is_not_lost(tmp_path: Path, body: str) 
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     code = (
         f"{HEARING}{STARTED}\nimport time\ndef command():\n try: time.sleep(60)\n finally: time.sleep(60)\n"
-        "interrupts.guarded(command)"
+        "interrupts.guard(command)"
     )
     child, _ = started(code, tmp_path)
     for _ in range(2):

@@ -93,7 +93,7 @@ def test_a_file_that_ends_too_early_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_gone_when_the_process_has_ended() -> None:
-    code = "import numpy as np; from npuc.storage.mapped import *; v = kept(np.zeros(HEAVY)); print(folder())"
+    code = "import numpy as np; from npuc.storage.mapped import *; v = keep(np.zeros(HEAVY)); print(folder())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() and not Path(done.stdout.strip()).exists()
 

@@ -40,6 +40,7 @@ from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.bm1684.network.passes import IMAGES
 from npuc.targets.bm1684.network.support import (
+    HOST,
     MOST_WINDOW,
     constant_weights,
     elements,
@@ -187,12 +188,6 @@ OPERATORS: Mapping[str, Support] = {
     "Identity": Support("nothing", ()),
 }
 """Operators in 8 bits."""
-HOST: Mapping[str, str] = {
-    "Softmax": "its sum of exponentials exceeds 8 bits",
-    "LogSoftmax": "its sum of exponentials exceeds 8 bits",
-    "ArgMax": "the machine has no index arithmetic",
-}
-"""Operators that the host computes at the end of the network, with the reasons."""
 
 
 def left_to_host(graph: Graph, node: Node) -> bool:

@@ -41,6 +41,7 @@ from npuc.passes.scales import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.network.support import (
+    HOST,
     MOST_DILATION,
     MOST_EXTENT,
     MOST_PADDING,
@@ -59,12 +60,15 @@ WINDOWS = ("Conv", "ConvTranspose", *POOLS)
 def rows_to_pixels(graph: Graph) -> Graph:
     """Products with constant matrices become convolutions whose pixels are the rows; those of images are split.
 
-    A function between two products is computed on the pixels as well, without movements.
+    A function between two products is computed on the pixels as well, without movements, unless these could pass
+    what the host computes at the end, which leaves movements of the first axis before it to the host.
     """
     if not _one_image(graph):
         return graph
-    pixels = eliminate_transposes(products_to_convs(SplitBatch(IMAGES)(graph)))
-    return rewrite(pixels, sink_below_function, *TIDY)
+    pixels = products_to_convs(SplitBatch(IMAGES)(graph))
+    if any(node.op in HOST for node in graph.nodes):
+        return pixels
+    return rewrite(eliminate_transposes(pixels), sink_below_function, *TIDY)
 
 
 def tensors_to_images(graph: Graph) -> Graph:

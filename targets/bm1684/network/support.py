@@ -223,3 +223,11 @@ def refusal(graph: Graph, node: Node) -> Problem | None:
     if row is None:
         return unknown(node, OPERATORS, {}, SEE_OPERATORS)
     return violation(graph, node, (floats, elements, *row.constraints), ANOTHER_FORM, {within_extents: SPLIT})
+
+
+HOST: Mapping[str, str] = {
+    "Softmax": "its sum of exponentials exceeds 8 bits",
+    "LogSoftmax": "its sum of exponentials exceeds 8 bits",
+    "ArgMax": "the machine has no index arithmetic",
+}
+"""Operators that the host computes at the end of an int8 network, with the reasons."""
