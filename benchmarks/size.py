@@ -33,7 +33,7 @@ CEILINGS = {
     "models": 1_685,
     "npuc": 38_460,
     "passes": 6_290,
-    "targets/bm1684": 10_240,
+    "targets/bm1684": 10_250,
     "targets/easynpu": 17_335,
     "targets/nvdla": 20_930,
     "tests": 65_280,

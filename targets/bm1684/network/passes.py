@@ -68,7 +68,7 @@ def rows_to_pixels(graph: Graph) -> Graph:
     pixels = products_to_convs(SplitBatch(IMAGES)(graph))
     if any(node.op in HOST for node in graph.nodes):
         return pixels
-    return rewrite(eliminate_transposes(pixels), sink_below_function, *TIDY)
+    return move_as_floats(rewrite(eliminate_transposes(pixels), sink_below_function, *TIDY))
 
 
 def tensors_to_images(graph: Graph) -> Graph:
