@@ -89,7 +89,7 @@ def trace() -> str:
     program = compile_model(MODELS["resnet8"](), target="bm1684")
     layers = [each["name"] for each in program.report["layers"]]
     drawn = charts.engines(target_named("bm1684").timeline(program.program), layers)
-    style = (ROOT / "npuc" / "page" / "style.css").read_text(encoding="utf-8")
+    style = (ROOT / "npuc" / "reports" / "html" / "style.css").read_text(encoding="utf-8")
     style = style[: style.index("* {")] + "\n".join(re.findall(r"^svg .*$", style, re.MULTILINE))
     return drawn.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1).replace(
         ">", f"><style>{style}</style>", 1
