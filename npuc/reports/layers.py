@@ -128,14 +128,19 @@ def figure_text(value: object) -> str:
 
     >>> figure_text([6, 10, 2059]), figure_text([6, 10]), figure_text(True)
     ('6x10 (2,059 cycles)', '6x10', 'yes')
+    >>> figure_text([{"W": 1, "channels": 2059}, {"W": 2, "channels": 10}])
+    'W 1, channels 2,059; W 2, channels 10'
     """
     match value:
         case bool():
             return "yes" if value else "no"
         case [int() as rows, int() as columns, int() as cycles]:
             return f"{rows}x{columns} ({count(cycles)} cycles)"
-        case [Mapping(), *_]:
+        case [{"weight_form": _}, *_]:
             return "; ".join(costs(cast("list[Report]", value), "weight_form"))
+        case [Mapping(), *_]:
+            rows = ((f"{key} {figure_text(x)}" for key, x in row.items()) for row in cast("list[Report]", value))
+            return "; ".join(map(", ".join, rows))
         case _:
             return value_text(value)
 

@@ -47,6 +47,15 @@ def test_the_page_is_whole_and_refers_to_nothing_outside_itself(page: Path) -> N
     assert structure.references and {each.removeprefix("#") for each in structure.references} <= set(structure.ids)
 
 
+@pytest.mark.parametrize("target", ["bm1684", "nvdla-small", "nvdla-full"])
+def test_programs_for_two_targets_are_compared(target: str, digits: Digits, tmp_path: Path) -> None:
+    npuc("compile", digits.model, "--target", target, "--calibration", digits.few, "-o", tmp_path / "t.npu").done()
+    for number, pair in enumerate(((digits.program, tmp_path / "t.npu"), (tmp_path / "t.npu", digits.program))):
+        page = tmp_path / f"{number}.html"
+        npuc("diff", *pair, "-o", page).done()
+        assert ("W 1, " in page.read_text(encoding="utf-8")) == (target == "bm1684")
+
+
 def test_what_changed_is_what_the_text_says(page: Path, digits: Digits) -> None:
     report = npuc("diff", digits.program, page.parent / "large.npu", "--json").json
     text = page.read_text(encoding="utf-8")
