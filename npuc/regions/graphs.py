@@ -130,7 +130,8 @@ PRODUCTS = (
 
 def _foreign_macs(network: ImportedModel, node: ImportedNode) -> int:
     if not any(subgraphs(node.proto)):
-        return _proto_macs(node.proto, {name: each.shape for name, each in network.types.items()}, {})
+        read = {*node.proto.input, *node.proto.output} & network.types.keys()
+        return _proto_macs(node.proto, {name: network.types[name].shape for name in read}, {})
     try:
         model = region_model(network, [node], node.writes)
         graph = onnx.shape_inference.infer_shapes(model).graph
