@@ -50,25 +50,6 @@ def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
             value.name = outer.get(value.name, value.name)
 
 
-def result_types(
-    node: onnx.NodeProto,
-    known: Mapping[str, TypeProto],
-    constants: Mapping[str, Array],
-    opsets: list[onnx.OperatorSetIdProto],
-) -> dict[str, TypeProto]:
-    """The types of a node's results by ONNX's rules; results without a type are left out.
-
-    known, constants: types and values of the model's tensors. Raises as `infer_types`.
-    """
-    read = list(dict.fromkeys(all_inputs(node)))
-    return infer_types(
-        node,
-        {name: known[name] for name in read if name in known},
-        {name: constants[name] for name in read if name in constants},
-        opsets,
-    )
-
-
 def node_fault(
     node: onnx.NodeProto,
     types: Mapping[str, TensorType],
@@ -169,18 +150,21 @@ def infer_types(
 ) -> dict[str, TypeProto]:
     """The types of a node's results by ONNX's rules; results without a type are left out.
 
-    known: types of what the node reads, also in its subgraphs; constants: values of some of it. Raises ModelError
-    (E110, E111) for a node whose subgraphs make ONNX need more memory or time than the limits.
+    known, constants: types and values of tensors, of which those count that the node or its subgraphs read. Raises
+    ModelError (E110, E111) for a node whose subgraphs make ONNX need more memory or time than the limits.
     """
-    inputs = [helper.make_value_info(name, each) for name, each in known.items()]
+    read = dict.fromkeys(all_inputs(node))
+    types = {name: known[name] for name in read if name in known}
+    inputs = [helper.make_value_info(name, each) for name, each in types.items()]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
     graph = helper.make_graph([node], "node", inputs, outputs)
-    small = {name: each for name, each in constants.items() if each.size <= SMALL and each.dtype.kind in "fiub"}
+    values = {name: constants[name] for name in read if name in constants}
+    small = {name: each for name, each in values.items() if each.size <= SMALL and each.dtype.kind in "fiub"}
     graph.initializer.extend(
         numpy_helper.from_array(np.asarray(value, order="C"), name) for name, value in small.items()
     )
     model = helper.make_model(graph, opset_imports=opsets)
-    long = any(_is_long(each) for each in known.values())
+    long = any(_is_long(each) for each in types.values())
     return _infer_isolated(model) if any(subgraphs(node)) and not long else _types(model, data_prop=not long)
 
 

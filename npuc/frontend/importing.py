@@ -23,10 +23,10 @@ from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.folding import can_fold, fold
 from npuc.frontend.foreign import (
     all_inputs,
+    infer_types,
     node_fault,
     proto_of,
     rename_inputs,
-    result_types,
     static,
     types_by_onnxruntime,
 )
@@ -397,7 +397,7 @@ class _Import:
             to.aliases.pop(each, None)
             to.types.pop(each, None)
             to.producers.pop(each, None)
-        found = result_types(proto, self.protos, to.constants, self.opsets)
+        found = infer_types(proto, self.protos, to.constants, self.opsets)
         untyped = [each for each in filter(None, proto.output) if each not in found and each not in self.declared]
         if proto.domain not in ONNX_DOMAINS and untyped:
             found = {**self._by_onnxruntime, **found}
