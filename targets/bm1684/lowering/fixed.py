@@ -77,12 +77,13 @@ def _in_words(each: TensorType) -> TensorType:
 
 def sliced(quantised: Quantised, machine: Machine) -> Quantised:
     """The network with maps that exceed local memory in slices of rows; the same one if that does not help."""
-    found, wholes = parts(quantised.graph), dict[str, str]()
-    words = slicing.fit(found.words, machine, wholes)
+    found = parts(quantised.graph)
+    made = slicing.slice_layers(found.words, machine)
+    words = made.graph
     if words is found.words:
         return quantised
     graph, types, zeros = quantised.graph, dict(quantised.graph.tensors), dict(quantised.zeros)
-    for name, whole in wholes.items():
+    for name, whole in made.wholes.items():
         types.setdefault(name, TensorType((graph.shape(whole)[0], *words.shape(name)[1:]), "int8"))
         zeros[name] = zeros.get(whole, 0)
     nodes = (*found.before, *words.nodes, *found.after)

@@ -51,13 +51,25 @@ WORK = {"IntRelu": 2, SUM: 2, LOOKUP: 2, PRODUCT: 4}
 """Words of the firmware's intermediate for a word of the result, of as many channels as there are NPUs."""
 
 
-def fit(graph: Graph, machine: Machine, wholes: dict[str, str] | None = None) -> Graph:
-    """The graph with its large layers in slices; the same graph if there are none, or slicing does not help.
+def fit(graph: Graph, machine: Machine) -> Graph:
+    """The graph with its large layers in slices; the same graph if there are none, or slicing does not help."""
+    made = slice_layers(graph, machine)
+    return fit(made.graph, machine) if made.by_images else made.graph
 
-    wholes: gets the tensor that each result is a slice of.
-    """
+
+@frozen
+class SlicedGraph:
+    """A graph with layers in slices, the tensor of each slice, and whether some are images of a batch."""
+
+    graph: Graph
+    wholes: Mapping[str, str]
+    by_images: bool
+
+
+def slice_layers(graph: Graph, machine: Machine) -> SlicedGraph:
+    """The graph with its large layers in slices, by rows or by images; the same graph as for `fit`."""
     nodes, tensors, groups = list[Node](), dict(graph.tensors), list(_division(graph, machine))
-    fresh = graph.names()
+    fresh, wholes = graph.names(), dict[str, str]()
     for group in groups:
         if group.slices == 1:
             nodes += graph.nodes[group.first : group.behind]
@@ -66,12 +78,11 @@ def fit(graph: Graph, machine: Machine, wholes: dict[str, str] | None = None) ->
         for node, types, whole in sliced(graph, run, _results(graph, run)[0], group.axis, group.slices, fresh):
             nodes.append(node)
             tensors |= types
-            (wholes if wholes is not None else {})[node.output] = whole
+            wholes[node.output] = whole
     if len(nodes) == len(graph.nodes):
-        return graph
+        return SlicedGraph(graph, {}, by_images=False)
     rewritten = replace(graph, nodes=tuple(nodes), tensors=tensors)
-    by_images = any(group.axis == IMAGES for group in groups)
-    return fit(rewritten, machine) if by_images else rewritten
+    return SlicedGraph(rewritten, wholes, any(group.axis == IMAGES for group in groups))
 
 
 @frozen
