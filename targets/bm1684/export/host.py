@@ -153,12 +153,15 @@ def launcher(contents: Contents) -> str:
         f"output_{number}" for number in range(sum(_is(contents, each, "output") for each in contents.regions))
     ]
     frames = frames_of(contents)
-    read = [f"{('input', 'frame')[each.name in frames]}_{number}" for number, each in enumerate(inputs)]
-    pointers = [f"const {'std::uint8_t' if name[0] == 'f' else 'void'} *{name}" for name in read]
-    given = [
-        f"reinterpret_cast<const std::uint8_t *>(given[{at}].data())" if name[0] == "f" else f"given[{at}].data()"
-        for at, name in enumerate(("weights", *read))
-    ]
+    read, pointers, given = list[str](), list[str](), ["given[0].data()"]
+    for number, each in enumerate(inputs):
+        kind, element, data = "input", "void", f"given[{number + 1}].data()"
+        if each.name in frames:
+            kind, element = "frame", "std::uint8_t"
+            data = f"reinterpret_cast<const std::uint8_t *>({data})"
+        read.append(f"{kind}_{number}")
+        pointers.append(f"const {element} *{read[-1]}")
+        given.append(data)
     files = [f"{name.replace('_', '').upper()}.bin" for name in (*read, *outputs)]
     return TEXT.format(
         kernel=contents.kernel,
