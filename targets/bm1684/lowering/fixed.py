@@ -78,12 +78,11 @@ def _in_words(each: TensorType) -> TensorType:
 def sliced(quantised: Quantised, machine: Machine) -> Quantised:
     """The network with maps that exceed local memory in slices of rows; the same one if that does not help."""
     found = parts(quantised.graph)
-    made = slicing.slice_layers(found.words, machine)
-    words = made.graph
+    words, wholes, _ = slicing.slice_layers(found.words, machine)
     if words is found.words:
         return quantised
     graph, types, zeros = quantised.graph, dict(quantised.graph.tensors), dict(quantised.zeros)
-    for name, whole in made.wholes.items():
+    for name, whole in wholes.items():
         types.setdefault(name, TensorType((graph.shape(whole)[0], *words.shape(name)[1:]), "int8"))
         zeros[name] = zeros.get(whole, 0)
     nodes = (*found.before, *words.nodes, *found.after)

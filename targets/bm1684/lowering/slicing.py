@@ -53,21 +53,12 @@ WORK = {"IntRelu": 2, SUM: 2, LOOKUP: 2, PRODUCT: 4}
 
 def fit(graph: Graph, machine: Machine) -> Graph:
     """The graph with its large layers in slices; the same graph if there are none, or slicing does not help."""
-    made = slice_layers(graph, machine)
-    return fit(made.graph, machine) if made.by_images else made.graph
+    sliced_graph, _, by_images = slice_layers(graph, machine)
+    return fit(sliced_graph, machine) if by_images else sliced_graph
 
 
-@frozen
-class SlicedGraph:
-    """A graph with layers in slices, the tensor of each slice, and whether some are images of a batch."""
-
-    graph: Graph
-    wholes: Mapping[str, str]
-    by_images: bool
-
-
-def slice_layers(graph: Graph, machine: Machine) -> SlicedGraph:
-    """The graph with its large layers in slices, by rows or by images; the same graph as for `fit`."""
+def slice_layers(graph: Graph, machine: Machine) -> tuple[Graph, dict[str, str], bool]:
+    """The same once, the tensor that each slice is one of, and whether some slices are images of a batch."""
     nodes, tensors, groups = list[Node](), dict(graph.tensors), list(_division(graph, machine))
     fresh, wholes = graph.names(), dict[str, str]()
     for group in groups:
@@ -80,9 +71,9 @@ def slice_layers(graph: Graph, machine: Machine) -> SlicedGraph:
             tensors |= types
             wholes[node.output] = whole
     if len(nodes) == len(graph.nodes):
-        return SlicedGraph(graph, {}, by_images=False)
+        return graph, {}, False
     rewritten = replace(graph, nodes=tuple(nodes), tensors=tensors)
-    return SlicedGraph(rewritten, wholes, any(group.axis == IMAGES for group in groups))
+    return rewritten, wholes, any(group.axis == IMAGES for group in groups)
 
 
 @frozen
