@@ -22,10 +22,13 @@ from npuc.host.step import HostStep
 from npuc.images.description import PRESETS, bind, describe
 from npuc.images.yuv import from_rgb
 from npuc.ir import Array, TensorType
+from npuc.ops import build
 from npuc.targets.easynpu.export.c_plan import with_frames
 from npuc.targets.nvdla.network import quantising
+from npuc.targets.nvdla.program import frames
 from tests.cli.process import SYNTHETIC, npuc
 from tests.images.making import SIZE, network, photos
+from tests.passes.networks import node
 
 LAST = (1, SIZE, SIZE, 3)
 FIRST = (1, 3, SIZE, SIZE)
@@ -202,6 +205,24 @@ def test_the_host_computes_nothing_for_frames_that_fuse(tmp_path: Path) -> None:
 
 
 MACHINES = ("nvdla-small", "nvdla-large", "nvdla-full")
+
+
+@pytest.mark.parametrize("taken", ["n/mean", "c/centred", "c/offset", "n/of_pixels"])
+def test_constants_of_frames_do_not_replace_the_model_s(taken: str) -> None:
+    """Before, those of the same name took their place."""
+    random = np.random.default_rng(0)
+    constants = {"s": np.full(1, 1, np.float32), "z": np.full(1, 128, np.uint8), "b": np.zeros(3, np.float32)}
+    shapes = {"w": (3, 1, 1, 1), "v": (4, 3, 3, 3), taken: (2, 4, 1, 1)}
+    constants |= {name: random.uniform(0.5, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+    nodes = [
+        node("DequantizeLinear", "x s z", "d"), node("Conv", "d w b", "n", group=3),
+        node("Conv", "n v", "c", pads=(1, 1, 1, 1)), node("Conv", f"c {taken}", "y"),
+    ]  # fmt: skip
+    graph = build("g", nodes, {"x": TensorType((1, 3, 8, 8), "uint8")}, ("y",), constants)
+    centred, steps = frames.centred(graph, lambda _frame, _zero: np.ones((3, 256)))
+    assert bool(steps) == (taken != "n/mean")
+    for found in (centred, frames.whole(graph)):
+        assert np.array_equal(found.constants[found.nodes[-1].inputs[1]], constants[taken])
 
 
 @pytest.mark.parametrize("target", MACHINES)

@@ -46,23 +46,22 @@ def centred(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Graph, d
     frame, and the value that is 0 in it.
     """
     graph, made, constants = _in_order(graph), dict[str, Node](), dict[str, Array]()
-    known = dict[str, Steps]()
+    known, fresh = dict[str, Steps](), graph.names()
     for node in graph.nodes:
-        found = _normalisation(graph, node)
-        if found is None:
+        found, mean = _normalisation(graph, node), f"{node.output}/mean"
+        if found is None or fresh.new(mean) != mean:  # the model has a tensor of that name
             continue
         factors, exact, zero = found
         counted, padded = counts(node.inputs[0], zero), _padded(graph, node.output)
         known[node.output] = steps = _steps(counted, exact, factors, padded)
         means = _means(exact, steps)
-        mean = f"{node.output}/mean"
         constants[mean] = (means - zero).astype(np.float32).reshape(-1, 1, 1)
         made[node.output] = Node("Sub", (node.inputs[0], mean), node.outputs, {}, node.name, node.sources)
         for each in graph.readers[node.output]:
             w, b = _parameters(graph, each)
             scaled = w * factors[:, None, None]
             lost = (scaled.sum(axis=(2, 3)) * (means - exact)).sum(axis=1)
-            names = f"{each.output}/centred", f"{each.output}/offset"
+            names = fresh.new(f"{each.output}/centred"), fresh.new(f"{each.output}/offset")
             constants |= {names[0]: scaled.astype(np.float32), names[1]: (b + lost).astype(np.float32)}
             made[each.output] = replace(each, inputs=(node.output, *names))
     nodes = [made.get(each.output, each) for each in graph.nodes]
@@ -96,7 +95,7 @@ def _in_order(graph: Graph) -> Graph:
 
     A channel that is not selected has weights of 0. A normalisation moves before the selection.
     """
-    made, constants = dict[str, Node](), dict[str, Array]()
+    made, constants, fresh = dict[str, Node](), dict[str, Array](), graph.names()
     for node in graph.nodes:
         places = _selected(graph, node) if node.op in ("Conv", "Slice") else None
         readers = graph.readers[node.output] if places else ()
@@ -111,7 +110,7 @@ def _in_order(graph: Graph) -> Graph:
                 continue
             factors, shifts = np.full((channels, 1, 1, 1), 2.0**-30), np.zeros(channels)
             factors[places], shifts[places] = weight, _parameters(graph, normal)[1]
-            names, result = [f"{normal.output}/{each}" for each in ("factors", "shifts")], f"{normal.output}/all"
+            *names, result = (fresh.new(f"{normal.output}/{each}") for each in ("factors", "shifts", "all"))
             constants |= {names[0]: factors.astype(np.float32), names[1]: shifts.astype(np.float32)}
             readers = graph.readers[normal.output]
             new = replace(normal, inputs=(source, *names), outputs=(result,)).with_attrs(group=channels)
@@ -124,7 +123,7 @@ def _in_order(graph: Graph) -> Graph:
             made[normal.output] = new
         for each in readers:
             w = graph.constants[each.inputs[1]]
-            name = f"{each.output}/in_order"
+            name = fresh.new(f"{each.output}/in_order")
             constants[name] = np.zeros((len(w), channels, *w.shape[2:]), w.dtype)
             constants[name][:, places] = w
             made[each.output] = replace(each, inputs=(source, name, *each.inputs[2:]))
@@ -198,6 +197,7 @@ def whole(graph: Graph) -> Graph:
     Convolutions take the scale of a frame. One that only normalises becomes dense: no other reads images.
     """
     graph, made, constants = _in_order(graph), dict[str, Node](), dict[str, Array]()
+    fresh = graph.names()
     for node in graph.nodes:
         found = _dequantised(graph, node.output) if node.op == "DequantizeLinear" else None
         if found is None:
@@ -206,11 +206,11 @@ def whole(graph: Graph) -> Graph:
         weights = [w for each in readers if (w := _weights(graph, each, node.output)) is not None]
         if len(weights) < len(readers):
             continue
-        one = f"{node.output}/one"
+        one = fresh.new(f"{node.output}/one")
         constants[one] = np.ones_like(graph.constants[node.inputs[1]])
         made[node.output] = replace(node, inputs=(node.inputs[0], one, node.inputs[2]))
         for each, w in zip(readers, weights, strict=True):
-            name = f"{each.output}/of_pixels"
+            name = fresh.new(f"{each.output}/of_pixels")
             constants[name] = (w * found[0]).astype(np.float32)
             dense = replace(each, inputs=(node.output, name, *each.inputs[2:]))
             made[each.output] = dense.with_attrs(group=1)
