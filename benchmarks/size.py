@@ -31,11 +31,11 @@ CEILINGS = {
     "docs": 305,
     "examples": 200,
     "models": 1_685,
-    "npuc": 38_460,
+    "npuc": 38_500,
     "passes": 6_290,
     "targets/bm1684": 10_250,
-    "targets/easynpu": 17_335,
-    "targets/nvdla": 20_930,
+    "targets/easynpu": 17_225,
+    "targets/nvdla": 20_912,
     "tests": 65_300,
 }
 """The most lines of a package. A commit that raises one gives the reason."""

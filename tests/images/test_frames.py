@@ -364,7 +364,7 @@ def test_the_c_driver_takes_the_bytes_of_frames(tmp_path: Path) -> None:
         tmp_path / "c",
     ).done()
     program = (tmp_path / "c" / "npuc_program.c").read_text("utf-8")
-    assert "NPUC_UINT8" in program and "npuc_frame" in program and "npuc_quantize" not in program
+    assert "NPUC_UINT8" in program and "npuc_op_frame(" in program and "npuc_op_quantize" not in program
     done = subprocess.run(["make", "check"], cwd=tmp_path / "c", capture_output=True, text=True, check=False)
     assert "2 samples as simulated" in done.stdout, done.stdout + done.stderr
 
