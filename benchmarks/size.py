@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 10_250,
     "targets/easynpu": 17_225,
     "targets/nvdla": 20_912,
-    "tests": 65_300,
+    "tests": 65_305,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
