@@ -33,9 +33,9 @@ CEILINGS = {
     "models": 1_685,
     "npuc": 38_460,
     "passes": 6_290,
-    "targets/bm1684": 10_250,
+    "targets/bm1684": 10_270,
     "targets/easynpu": 17_335,
-    "targets/nvdla": 20_930,
+    "targets/nvdla": 20_990,
     "tests": 65_300,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
