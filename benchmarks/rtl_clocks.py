@@ -78,10 +78,10 @@ class Registers:
         if isinstance(command, Wait):
             self.waited += 1
         elif isinstance(command, Write):
-            register = self.map.at(command.address)
+            register = self.map.register_at(command.address)
             self.program = self._end() if self.program is None else self.program
             if register.name == "S_POINTER":
-                self.producer[register.block] = register.decoded(command.value).PRODUCER
+                self.producer[register.block] = register.decode(command.value).PRODUCER
             elif register.name == "D_OP_ENABLE":
                 self._enable(register.block)
             else:
@@ -91,7 +91,7 @@ class Registers:
     def get(self, block: str, name: str) -> Any:
         """The decoded fields of a register in the group that is programmed."""
         register = self.map[f"{block}.{name}"]
-        return register.decoded(self.raw(block, name))
+        return register.decode(self.raw(block, name))
 
     def raw(self, block: str, name: str) -> int:
         """The value of a register in the group that is programmed."""

@@ -33,10 +33,10 @@ CEILINGS = {
     "models": 1_685,
     "npuc": 38_500,
     "passes": 6_290,
-    "targets/bm1684": 10_250,
+    "targets/bm1684": 10_270,
     "targets/easynpu": 17_225,
-    "targets/nvdla": 20_912,
-    "tests": 65_305,
+    "targets/nvdla": 20_990,
+    "tests": 64_290,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

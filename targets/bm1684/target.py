@@ -83,10 +83,10 @@ class Bm1684(Target):
         """Lowers, plans and emits; for int8 also calibrates and quantises."""
         machine = machines.load(options.machine)
         if options.precision == "int8":
-            return self._fixed(graph, samples, options, machine)
+            return self._lower_int8(graph, samples, options, machine)
         del samples, hook
         options.begin("planning and writing the kernel")
-        sliced, lowered, kernel = _planned(graph, machine)
+        sliced, lowered, kernel = _plan_cheapest(graph, machine)
         contents = report.contents(graph, lowered, machine)
         manifest = report.manifest(sliced, lowered, kernel, machine, contents, network=graph)
         files: dict[str, Content] = {
@@ -95,7 +95,7 @@ class Bm1684(Target):
         }
         return Program({**manifest, **signature(graph)}, Files(files), float_evidence(graph, graph))
 
-    def _fixed(self, graph: Graph, samples: Samples, options: Options, machine: Machine) -> Program:
+    def _lower_int8(self, graph: Graph, samples: Samples, options: Options, machine: Machine) -> Program:
         """An int8 program, with the integer network as its evidence."""
         from npuc.conditions.host import constant_steps
         from npuc.evidence import evidence
@@ -107,7 +107,7 @@ class Bm1684(Target):
         network, tried = layers.network(graph, samples, options)
         options.tell(tried)
         options.begin("planning and writing the kernel")
-        quantised, lowered, kernel = _fixed_plan(network.quantised, machine)
+        quantised, lowered, kernel = _plan_int8(network.quantised, machine)
         parts = fixed.parts(quantised.graph)
 
         def dtype(name: str) -> str:
@@ -161,7 +161,7 @@ class Bm1684(Target):
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry per call: number, text, nodes, tensor, engine, region, cycles."""
-        return [_listed(each) for each in instructions(program)]
+        return [_listing_row(each) for each in instructions(program)]
 
     def outline(self, program: Program) -> list[Heading]:
         """The headings of the kernel with the host's copies, layers and regions."""
@@ -173,9 +173,9 @@ class Bm1684(Target):
 
     def storage_of(self, program: Program, tensor: str) -> Stored | None:
         """The words of a tensor in system memory."""
-        from npuc.targets.bm1684.program.view import stored
+        from npuc.targets.bm1684.program.view import storage_of
 
-        return stored(program, tensor)
+        return storage_of(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """Annotations of the parts of a memory image."""
@@ -201,7 +201,7 @@ class Bm1684(Target):
             WEIGHTS_FILE: program.files.get(WEIGHTS_FILE, b""),
             "map.json": canonical_json(contents.as_json()),
             **host.build_files(name),
-            **({FIRMWARE_HEADER: (simulator.MODEL / FIRMWARE_HEADER).read_bytes()} if contents.fixed else {}),
+            **({FIRMWARE_HEADER: (simulator.MODEL / FIRMWARE_HEADER).read_bytes()} if contents.is_int8 else {}),
         }
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:  # noqa: ARG002
@@ -250,15 +250,15 @@ Plan = tuple[Graph, Lowered, Kernel]
 """The graph that was lowered, its lowered form, and the planned kernel."""
 
 
-def _planned(graph: Graph, machine: Machine) -> Plan:
+def _plan_cheapest(graph: Graph, machine: Machine) -> Plan:
     """The plan with the fewest cycles: the whole batch at once, or its images one after the other."""
-    alone = slicing.apart(graph)
+    alone = slicing.split_images(graph)
     if alone is None:
-        return _fitted(graph, machine)
+        return _plan_graph(graph, machine)
     plans, refused = list[Plan](), list[DoesNotFit]()
     for way in (graph, alone):
         try:
-            plans.append(_fitted(way, machine))
+            plans.append(_plan_graph(way, machine))
         except DoesNotFit as error:
             refused.append(error)
     if not plans:
@@ -266,7 +266,7 @@ def _planned(graph: Graph, machine: Machine) -> Plan:
     return min(plans, key=lambda plan: planner.cost(plan[2].regions, machine).cycles)
 
 
-def _fitted(graph: Graph, machine: Machine) -> Plan:
+def _plan_graph(graph: Graph, machine: Machine) -> Plan:
     """The plan of a graph or, if its maps exceed local memory, of its rewriting into slices."""
     try:
         lowered = rules.lower(graph, machine)
@@ -283,24 +283,24 @@ FixedPlan = tuple["Quantised", Lowered, Kernel]
 """The integer network that was lowered, its lowered form, and the planned kernel."""
 
 
-def _fixed_plan(quantised: Quantised, machine: Machine) -> FixedPlan:
+def _plan_int8(quantised: Quantised, machine: Machine) -> FixedPlan:
     """The plan of an int8 network: its rows and columns move in local memory or, if that is too small, outside.
 
     Maps that exceed local memory are computed in slices.
     """
     from npuc.targets.bm1684.lowering import fixed
 
-    def planned(network: Quantised, *, inside: bool) -> FixedPlan:
+    def plan_network(network: Quantised, *, inside: bool) -> FixedPlan:
         lowered = fixed.lower(fixed.parts(network.graph).words, network, machine, inside=inside)
         return network, lowered, planner.plan(lowered, machine)
 
     for inside in (True, False):
         with suppress(DoesNotFit):
-            return planned(quantised, inside=inside)
-    return planned(fixed.sliced(quantised, machine), inside=False)
+            return plan_network(quantised, inside=inside)
+    return plan_network(fixed.slice_maps(quantised, machine), inside=False)
 
 
-def _listed(call: Instruction) -> dict[str, Any]:
+def _listing_row(call: Instruction) -> dict[str, Any]:
     return {
         "index": call.index,
         "word": None,

@@ -14,12 +14,12 @@ from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.samples.loading import Samples
 from npuc.target import ALTERNATING, FLOATING, RECURRENT, Options, Stored, Target
-from npuc.targets.nvdla.formats.weights import WEIGHTS, asked_forms, expect_asked
+from npuc.targets.nvdla.formats.weights import WEIGHTS, asked_forms, expect_supported
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import PLAYERS, Poll, Wait, Write, is_loadable, register_map
 from npuc.targets.nvdla.program.artefact import Contents, memory_files, read_commands
-from npuc.targets.nvdla.program.view import brief, outline, timeline
+from npuc.targets.nvdla.program.view import describe_write, outline, timeline
 from npuc.view import Heading, MemoryAnnotation, Timeline
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Nvdla(Target):
         if options.precision != "int8" and (quantised := support.quantised_already(graph, options.precision)):
             return [quantised]
         known = ("int16",) if machine.int16 and options.precision == "int8" else ()
-        wide = quantising.asked(graph, options)
+        wide = quantising.int16_nodes(graph, options)
 
         def refusal(node: Node) -> Problem | None:
             precision = "int16" if node.name in wide else options.precision
@@ -115,7 +115,7 @@ class Nvdla(Target):
 
         del hook
         machine, precision, weights = self._machine(options), options.precision, options.flag(WEIGHTS)
-        expect_asked(machine, weights)
+        expect_supported(machine, weights)
         if precision in FLOATING:
             written, warnings = quantising.floats(graph, samples, machine, options)
             tried: tuple[Trial, ...] = ()
@@ -201,9 +201,9 @@ class Nvdla(Target):
 
     def storage_of(self, program: Program, tensor: str) -> Stored | None:
         """The tensor's feature cube in memory."""
-        from npuc.targets.nvdla.program.view import stored
+        from npuc.targets.nvdla.program.view import storage_of
 
-        return stored(program, tensor)
+        return storage_of(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """The purpose of each part of a memory image."""
@@ -243,7 +243,7 @@ class Nvdla(Target):
         if form == "c":
             from npuc.targets.nvdla.export import c_export
 
-            return c_export.exported(program)
+            return c_export.export_sources(program)
         if form not in ("bin", "readmemh"):
             raise ArtefactError("E506", f"an NVDLA program has no form '{form}'", limit=", ".join(self.exports))
         return memory_files(program, form)
@@ -268,7 +268,7 @@ class Nvdla(Target):
 
         machine = machines.CONFIGURATIONS[self.name]
 
-        def only(op: str) -> list[str]:
+        def name_precisions(op: str) -> list[str]:
             known = support.precisions(op, machine)
             return [] if known == machine.precisions else [f"In {', '.join(known)}; else on the host."]
 
@@ -276,7 +276,7 @@ class Nvdla(Target):
         rows = {**support.array(machine), **tables}
         device = table(rows, support.REWRITTEN)
         for row in device[: len(rows)]:
-            row["constraints"] = " ".join([*filter(None, [row["constraints"]]), *only(row["op"])])
+            row["constraints"] = " ".join([*filter(None, [row["constraints"]]), *name_precisions(row["op"])])
         host = [
             {"op": op, "runs_as": "host step", "constraints": f"{why}."}
             for op, why in support.HOST.items()
@@ -302,10 +302,10 @@ def _listing_row(command: Write | Poll | Wait, registers: Any) -> dict[str, Any]
                 "address": hex(address),
                 "word": f"{value:08x}",
                 "text": registers.text(address, value),
-                "brief": brief(registers.at(address), value),
+                "brief": describe_write(registers.register_at(address), value),
             }
         case Poll(address, mask, value):
-            title = registers.at(address).title
+            title = registers.register_at(address).title
             return {
                 "address": hex(address),
                 "word": f"{value:08x}",

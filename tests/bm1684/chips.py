@@ -36,7 +36,7 @@ class VendorRun:
 def compiled(sources: Mapping[str, bytes], folder: Path) -> Path:
     """An executable in a folder from kernel sources (by file name) and the model."""
     objects = sorted(simulator.interpreter().parent.glob("*.o"))
-    files = simulator.written(sources, folder)
+    files = simulator.write_sources(sources, folder)
     links = ["-o", "program", *files, *map(str, objects), "-lm"]
     simulator.build([*simulator.FLAGS, "-I", str(simulator.MODEL), *links], folder)
     return folder / "program"
@@ -53,7 +53,7 @@ def run(program: Path, kernel: str, arguments: bytes, memory: Array, machine: Ma
     with tempfile.TemporaryDirectory() as name:
         image = Path(name) / "memory"
         memory.astype(np.uint8, copy=False).tofile(image)
-        made = simulator.called(program, kernel, arguments, image, machine)
+        made = simulator.call_executable(program, kernel, arguments, image, machine)
         return Run(np.fromfile(image, np.uint8), made, simulator.total(made, machine))
 
 
@@ -65,5 +65,5 @@ def vendor_run(
         image = Path(name) / "memory"
         memory.astype(np.uint8, copy=False).tofile(image)
         kernels = simulator.shared_library(sources, Path(name))
-        cycles = running.called(running.library(folder), kernels, kernel, arguments, image)
+        cycles = running.call_library(running.library(folder), kernels, kernel, arguments, image)
         return VendorRun(np.fromfile(image, np.uint8), cycles)

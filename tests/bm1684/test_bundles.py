@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from npuc.targets.bm1684.lowering.kernel import Call, Local, Step, SystemPlace
 from npuc.targets.bm1684.machine.local_memory import Dim4
-from npuc.targets.bm1684.plan.planner import Bundle, bundled
+from npuc.targets.bm1684.plan.planner import Bundle, bundle_steps
 
 SHAPE = Dim4(1, 4, 2, 8)
 STRIDE = Dim4(64, 16, 8, 1)
@@ -32,29 +32,29 @@ def _beside(bundles: list[Bundle]) -> list[tuple[str, list[str]]]:
 
 def test_a_result_is_stored_beside_the_next_computation() -> None:
     steps = [_compute("a", "b"), _store("b", 0), _compute("c", "d")]
-    assert _beside(bundled(steps)) == [("b", []), ("d", ["L2S"])]
+    assert _beside(bundle_steps(steps)) == [("b", []), ("d", ["L2S"])]
 
 
 def test_a_store_ends_before_what_it_reads_is_overwritten() -> None:
     steps = [_compute("a", "b"), _store("b", 0), _compute("c", "b")]
-    assert _beside(bundled(steps)) == [("b", []), ("b", []), ("b", [])]
+    assert _beside(bundle_steps(steps)) == [("b", []), ("b", []), ("b", [])]
 
 
 def test_rows_are_fetched_beside_the_computation_before() -> None:
     steps = [_compute("a", "b"), _store("b", 0), _fetch("c", 4096), _compute("c", "d")]
-    assert _beside(bundled(steps)) == [("b", ["S2L"]), ("d", ["L2S"])]
+    assert _beside(bundle_steps(steps)) == [("b", ["S2L"]), ("d", ["L2S"])]
 
 
 def test_what_a_store_writes_is_fetched_after_it() -> None:
     """256 bytes are stored from offset 0; the fetch starts at the last of them."""
     steps = [_compute("a", "b"), _store("b", 0), _fetch("c", 252), _compute("c", "d")]
-    assert _beside(bundled(steps)) == [("b", []), ("b", []), ("c", []), ("d", [])]
+    assert _beside(bundle_steps(steps)) == [("b", []), ("b", []), ("c", []), ("d", [])]
 
 
 def test_nothing_is_fetched_to_where_a_computation_is() -> None:
     steps = [_compute("a", "b"), _fetch("a", 0), _compute("a", "c")]
-    assert _beside(bundled(steps)) == [("b", []), ("a", []), ("c", [])]
+    assert _beside(bundle_steps(steps)) == [("b", []), ("a", []), ("c", [])]
 
 
 def test_the_last_store_has_a_turn_of_its_own() -> None:
-    assert _beside(bundled([_compute("a", "b"), _store("b", 0)])) == [("b", []), ("b", [])]
+    assert _beside(bundle_steps([_compute("a", "b"), _store("b", 0)])) == [("b", []), ("b", [])]

@@ -8,10 +8,10 @@ import pytest
 
 from npuc.interpreter import run
 from npuc.ir import Graph, Node
-from npuc.targets.bm1684.lowering.slicing import apart
+from npuc.targets.bm1684.lowering.slicing import split_images
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.plan import planner
-from npuc.targets.bm1684.target import _fitted, _planned  # pyright: ignore[reportPrivateUsage]
+from npuc.targets.bm1684.target import _plan_cheapest, _plan_graph  # pyright: ignore[reportPrivateUsage]
 from tests.bm1684.kernels import need_compiler
 from tests.graphs.compiling import Case, check_compile
 from tests.passes.networks import network, node
@@ -43,7 +43,7 @@ def _network(*, images: int = 3, extent: int = 20) -> Graph:
 
 def test_every_image_has_a_network_with_the_same_meaning() -> None:
     for graph in (_network(), _upwards()):
-        found = apart(graph)
+        found = split_images(graph)
         assert found is not None and len(found.nodes) > 3 * len(graph.nodes)
         x = np.random.default_rng(0).standard_normal((3, 6, 20, 20)).astype(np.float32)
         wanted, got = (run(each, {"x": x}) for each in (graph, found))
@@ -72,16 +72,16 @@ MEETING: dict[str, tuple[tuple[Node, ...], dict[str, object]]] = {
 @pytest.mark.parametrize("name", MEETING)
 def test_images_that_meet_stay_together(name: str) -> None:
     nodes, constants = MEETING[name]
-    assert apart(network((4, 3, 3), "y", *nodes, **constants)) is None
+    assert split_images(network((4, 3, 3), "y", *nodes, **constants)) is None
 
 
 def test_one_image_stays() -> None:
-    assert apart(network((1, 3, 3), "y", node("Relu", "x", "y"))) is None
+    assert split_images(network((1, 3, 3), "y", node("Relu", "x", "y"))) is None
 
 
 def test_images_take_names_that_the_model_has_not() -> None:
     graph = network((2, 3, 3), "y", node("Neg", "x", "x@images0:1"), node("Relu", "x@images0:1", "y"))
-    found = apart(graph)
+    found = split_images(graph)
     assert found is not None
     x = np.arange(-9, 9, dtype=np.float32).reshape(2, 3, 3)
     np.testing.assert_array_equal(run(found, {"x": x})["y"], np.maximum(-x, 0))
@@ -112,8 +112,8 @@ def test_programs_are_right_and_no_image_costs_more_than_alone(
 ) -> None:
     need_compiler()
     graph, machine = build(images=images, extent=extent), Machine()
-    one = planner.cost(_fitted(build(images=1, extent=extent), machine)[2].regions, machine).cycles
-    kernel = _planned(graph, machine)[2]
+    one = planner.cost(_plan_graph(build(images=1, extent=extent), machine)[2].regions, machine).cycles
+    kernel = _plan_cheapest(graph, machine)[2]
     assert planner.cost(kernel.regions, machine).cycles <= images * one
     x = np.random.default_rng(0).standard_normal((2, *graph.shape("x"))).astype(np.float32)
     values = [{"x": each, **run(graph, {"x": each})} for each in x]

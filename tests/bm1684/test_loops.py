@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.targets.bm1684.export.loops import rolled
+from npuc.targets.bm1684.export.loops import roll_loops
 
 BUFFERS = {"AT_a": 4096, "AT_b": 64, "AT_c": 77777}
 """Constants of buffers that the statements name."""
@@ -38,7 +38,7 @@ def _calls(lines: list[str]) -> list[tuple[object, ...]]:
 
 def test_evenly_growing_statements_become_a_loop() -> None:
     lines = [line for k in range(5) for line in ("start();", f"copy({128 * k}, {900 - 10 * k}, 7, 0.5f);")]
-    assert rolled(lines) == [
+    assert roll_loops(lines) == [
         "for (int i = 0; i < 5; i++) {",
         "    start();",
         "    copy(i * 128, 900 - i * 10, 7, 0.5f);",
@@ -48,7 +48,7 @@ def test_evenly_growing_statements_become_a_loop() -> None:
 
 def test_rows_of_a_buffer_grow_from_its_constant() -> None:
     lines = ["f(AT_a, 3);", *(f"f(AT_a + {64 * k:#x}, {3 + k});" for k in range(1, 4))]
-    assert rolled(lines) == ["for (int i = 0; i < 4; i++) {", "    f(AT_a + i * 64, 3 + i);", "}"]
+    assert roll_loops(lines) == ["for (int i = 0; i < 4; i++) {", "    f(AT_a + i * 64, 3 + i);", "}"]
 
 
 def test_addresses_that_follow_no_rule_stand_in_a_table() -> None:
@@ -56,7 +56,7 @@ def test_addresses_that_follow_no_rule_stand_in_a_table() -> None:
     lines = [
         line for k, at in enumerate(places) for line in ("start();", f"f({at}, {at}, 9);", f"g({k}, {k * k});")
     ]
-    assert rolled(lines) == [
+    assert roll_loops(lines) == [
         "for (int i = 0; i < 6; i++) {",
         "    static const int each[6][2] = {",
         *(f"        {{{at}, {k * k}}}," for k, at in enumerate(places)),
@@ -70,24 +70,24 @@ def test_addresses_that_follow_no_rule_stand_in_a_table() -> None:
 
 def test_negative_numbers_grow_as_a_whole() -> None:
     lines = [f"f({-5 - 2 * k}, AT_a + {16 * k + 16:#x});" for k in range(4)]
-    written = rolled(lines)
+    written = roll_loops(lines)
     assert len(written) == 3
     assert _calls(written) == _calls(lines)
 
 
 def test_a_number_that_an_int_cannot_hold_is_in_no_table() -> None:
     lines = [line for k in (1, 9, 2, 7) for line in ("start();", f"f({k << 31});", f"g({k});", "h(1);")]
-    assert rolled(lines) == lines
-    assert rolled(lines, tables=False) == lines
+    assert roll_loops(lines) == lines
+    assert roll_loops(lines, tables=False) == lines
 
 
 def test_two_short_statements_stay_as_they_are() -> None:
-    assert rolled(["f(1);", "f(2);", "g(1);"]) == ["f(1);", "f(2);", "g(1);"]
+    assert roll_loops(["f(1);", "f(2);", "g(1);"]) == ["f(1);", "f(2);", "g(1);"]
 
 
 def test_digits_of_names_and_floats_do_not_grow() -> None:
     lines = [f"f_32bit{k}(x.5f);" for k in range(4)]
-    assert rolled(lines) == lines
+    assert roll_loops(lines) == lines
 
 
 ADDRESS = st.builds(
@@ -105,7 +105,7 @@ def test_loops_execute_the_statements_in_order(
 ) -> None:
     repeated = [(name, f"{k * k % 5}", b) for k in range(times) for name, _, b in block]
     lines = [f"{name}({a}, {b});" for name, a, b in [*calls, *repeated, *calls]]
-    written = rolled(lines, tables=tables)
+    written = roll_loops(lines, tables=tables)
     assert _calls(written) == _calls(lines)
     assert len(written) <= len(lines)
     assert tables or not any("static const" in line for line in written)

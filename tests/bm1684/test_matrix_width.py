@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from npuc.errors import DoesNotFit
-from npuc.targets.bm1684.lowering.products import alternatives, best_width, described, width, widths
+from npuc.targets.bm1684.lowering.products import alternatives, best_width, describe_choices, width, widths
 from npuc.targets.bm1684.machine.parameters import Machine
 
 FOUR, CHIP = Machine(npus=4, local_bytes=4096), Machine()
@@ -64,7 +64,7 @@ def test_no_width_is_better_than_the_choices(machine: Machine, cols: int, start:
 
 
 def test_alternatives_are_shown_with_the_documents_advice() -> None:
-    text = described(alternatives(2, 40, FOUR, count=3)).splitlines()
+    text = describe_choices(alternatives(2, 40, FOUR, count=3)).splitlines()
     assert text[0].split() == ["W", "channels", "NPUs", "cycles", "per", "row", "bytes", "per", "NPU", "advised"]
     assert text[1].split() == ["10", "4", "4", "1", "256", "yes"]
 

@@ -36,21 +36,21 @@ def _whole() -> SystemView:
 
 @pytest.mark.parametrize("perm", [(0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 2, 3)])
 def test_a_transposed_view_reads_what_numpy_transposes(perm: tuple[int, ...]) -> None:
-    np.testing.assert_array_equal(_read(_whole().transposed(perm), X), X.reshape(SHAPE).transpose(perm))
+    np.testing.assert_array_equal(_read(_whole().transpose(perm), X), X.reshape(SHAPE).transpose(perm))
 
 
 @pytest.mark.parametrize("shape", [(2, 120), (12, 20), (2, 2, 3, 4, 5), (240,), (4, 3, 20), (1, 240, 1, 1)])
 def test_a_reshaped_view_keeps_the_order_of_elements(shape: tuple[int, ...]) -> None:
-    view = _whole().reshaped(shape)
+    view = _whole().reshape(shape)
     assert view is not None
     np.testing.assert_array_equal(_read(view, X), X.reshape(shape))
 
 
 def test_shuffled_channels_are_one_view() -> None:
     """Reshape, Transpose, Reshape, as ShuffleNet has it."""
-    groups = _whole().reshaped((2, 3, 2, 4, 5))
+    groups = _whole().reshape((2, 3, 2, 4, 5))
     assert groups is not None
-    shuffled = groups.transposed((0, 2, 1, 3, 4)).reshaped(SHAPE)
+    shuffled = groups.transpose((0, 2, 1, 3, 4)).reshape(SHAPE)
     assert shuffled is not None
     np.testing.assert_array_equal(
         _read(shuffled, X), X.reshape(2, 3, 2, 4, 5).transpose(0, 2, 1, 3, 4).reshape(SHAPE)
@@ -58,17 +58,17 @@ def test_shuffled_channels_are_one_view() -> None:
 
 
 def test_a_reshape_that_no_strides_describe_is_none() -> None:
-    assert _whole().transposed((0, 2, 3, 1)).reshaped((2, 8, 15)) is None
+    assert _whole().transpose((0, 2, 3, 1)).reshape((2, 8, 15)) is None
 
 
 def test_a_slice_with_steps_reads_what_numpy_slices() -> None:
-    view = _whole().sliced(2, 1, 2, 2)
+    view = _whole().slice_axis(2, 1, 2, 2)
     assert view is not None
     np.testing.assert_array_equal(_read(view, X), X.reshape(SHAPE)[:, :, 1::2])
 
 
 def test_a_repeated_view_broadcasts_as_numpy_does() -> None:
-    view = SystemView.continuous("weights", 0, (6, 1, 1)).repeated(SHAPE)
+    view = SystemView.continuous("weights", 0, (6, 1, 1)).broadcast(SHAPE)
     np.testing.assert_array_equal(_read(view, X), np.broadcast_to(X[:6].reshape(6, 1, 1), SHAPE))
 
 

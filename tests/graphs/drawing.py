@@ -21,9 +21,9 @@ T = TypeVar("T")
 Shape = tuple[int, ...]
 
 MOST_ELEMENTS = 1500
-"""Of a tensor: graphs are small, that many are tried."""
+"""Of a tensor, unless told otherwise: graphs are small, that many are tried."""
 MOST_WORK = 200_000
-"""Products of a convolution or matrix product."""
+"""Products of a convolution or matrix product, for so many elements of a tensor."""
 LARGEST = 1e4
 """Magnitude of a value: float32 sums of larger ones lose what is compared."""
 SAMPLES = 2
@@ -38,8 +38,8 @@ NEAR_JUMP = 2e-3
 class Drawing:
     """The nodes, types and values of a network; `random` decides everything."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, most_elements: int = MOST_ELEMENTS) -> None:
+        self.seed, self.most_elements = seed, most_elements
         self.random = np.random.default_rng(seed)
         self.nodes: list[Node] = []
         self.constants: dict[str, Array] = {}
@@ -160,7 +160,9 @@ class Drawing:
             kinds = infer(node, [self.types[name] if name else absent for name in node.inputs])
         except (NpucError, KeyError, TypeError, ValueError, IndexError):
             return ()
-        if any(kind.size > MOST_ELEMENTS or len(kind.shape) > 6 for kind in kinds) or self._work(node) > MOST_WORK:
+        if any(kind.size > self.most_elements or len(kind.shape) > 6 for kind in kinds):
+            return ()
+        if self._work(node) > MOST_WORK * self.most_elements // MOST_ELEMENTS:
             return ()
         found = [self._evaluated(node, values) for values in self.values]
         if any(results is None for results in found):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from npuc.ir import Graph
 from tests.graphs.declared import declared
@@ -13,7 +15,7 @@ from tests.graphs.splicing import splice
 EXTENTS = (1, 1, 2, 2, 3, 3, 4, 5, 6, 8)
 
 
-def first_shape(net: Drawing) -> Shape:
+def first_shape(net: Drawing, extents: Sequence[int] = EXTENTS) -> Shape:
     """The shape of an input: most often an image, else of rank 2 to 5; the batch may be above 1."""
     rank = net.pick((4, 4, 4, 4, 3, 2, 2, 5))
     batch = net.pick((1, 1, 1, 2, 3))
@@ -22,17 +24,23 @@ def first_shape(net: Drawing) -> Shape:
     if rank == 4 and net.chance(0.06):
         return (1, net.pick((33, 65)), net.number(1, 3), net.number(1, 3))
     while True:
-        shape = (batch, *(net.pick(EXTENTS) for _ in range(rank - 1)))
-        if prod(shape) <= MOST_ELEMENTS // 3:
+        shape = (batch, *(net.pick(extents) for _ in range(rank - 1)))
+        if prod(shape) <= net.most_elements // 3:
             return shape
 
 
-def draw(seed: int, *, steps: tuple[int, int] = (1, 9)) -> Drawing:
-    """A network of so many steps, each an operator or a whole pattern."""
-    net = Drawing(seed)
-    net.input(first_shape(net))
+def draw(
+    seed: int,
+    *,
+    steps: tuple[int, int] = (1, 9),
+    extents: Sequence[int] = EXTENTS,
+    most_elements: int = MOST_ELEMENTS,
+) -> Drawing:
+    """A network of so many steps, each an operator or a whole pattern, on inputs of such extents."""
+    net = Drawing(seed, most_elements)
+    net.input(first_shape(net, extents))
     if net.chance(0.15):
-        net.input(net.shape("x0") if net.chance(0.5) else first_shape(net))
+        net.input(net.shape("x0") if net.chance(0.5) else first_shape(net, extents))
     for _ in range(net.number(*steps)):
         if net.chance(0.3):
             splice(net)
@@ -54,7 +62,7 @@ def outputs_of(net: Drawing) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def drawn(seed: int, *, steps: tuple[int, int] = (1, 9)) -> tuple[Graph, Drawing]:
-    """The graph of a seed, and how it was drawn: with feeds and the values of all tensors."""
-    net = draw(seed, steps=steps)
+def drawn(seed: int, **limits: Any) -> tuple[Graph, Drawing]:
+    """The graph of a seed, and how it was drawn: with feeds and all values. limits: as of `draw`."""
+    net = draw(seed, **limits)
     return net.graph(outputs_of(net)), net

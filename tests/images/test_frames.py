@@ -219,9 +219,9 @@ def test_constants_of_frames_do_not_replace_the_model_s(taken: str) -> None:
         node("Conv", "n v", "c", pads=(1, 1, 1, 1)), node("Conv", f"c {taken}", "y"),
     ]  # fmt: skip
     graph = build("g", nodes, {"x": TensorType((1, 3, 8, 8), "uint8")}, ("y",), constants)
-    centred, steps = frames.centred(graph, lambda _frame, _zero: np.ones((3, 256)))
+    centred, steps = frames.centre_frames(graph, lambda _frame, _zero: np.ones((3, 256)))
     assert bool(steps) == (taken != "n/mean")
-    for found in (centred, frames.whole(graph)):
+    for found in (centred, frames.offset_frames(graph)):
         assert np.array_equal(found.constants[found.nodes[-1].inputs[1]], constants[taken])
 
 

@@ -61,11 +61,11 @@ class Convolution:
 
     def cube(self, shape: tuple[int, int, int]) -> feature.Cube:
         """A packed cube."""
-        return feature.Cube.packed(self.machine, shape[2], shape[1], shape[0], self.precision)
+        return feature.Cube.of(self.machine, shape[2], shape[1], shape[0], self.precision)
 
     def contents(self, x: Array, w: Array) -> dict[int, bytes | Array]:
         """Data (C, H, W) and weights (K, C, R, S) where the program expects them."""
-        order = weights.direct(self.machine, w.shape, self.precision)
+        order = weights.direct_order(self.machine, w.shape, self.precision)
         return {self.source: feature.pack(self.cube(self.shape), x), WEIGHTS: weights.pack(self.machine, order, w)}
 
     def read(self, after: DeviceMemory) -> Array:

@@ -10,7 +10,7 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.targets.nvdla.model.arithmetic import ONE, WIDTHS, divided, multiplied
+from npuc.targets.nvdla.model.arithmetic import ONE, WIDTHS, average_sums, multiply_reciprocal
 from npuc.targets.nvdla.network.passes import AveragesIntoConvs
 from npuc.targets.nvdla.quantisation.integers import reciprocals
 
@@ -31,7 +31,7 @@ INT8, INT16 = WIDTHS[1], WIDTHS[2]
     ],
 )
 def test_a_product_keeps_the_bits_of_the_reference(product: int, bits: int, found: int) -> None:
-    assert multiplied(np.array([product]), 1, bits).tolist() == [found]
+    assert multiply_reciprocal(np.array([product]), 1, bits).tolist() == [found]
 
 
 @pytest.mark.parametrize("widths", [INT8, INT16], ids=["int8", "int16"])
@@ -45,7 +45,7 @@ def test_no_sum_of_any_elements_wraps(ratio: float, taps: int, widths: object) -
     most = 1 << (kept.element - 1)
     sums = np.linspace(-most * taps, (most - 1) * taps, 20_001).astype(np.int64)
     exact = sums * ratio / taps
-    assert np.abs(divided(sums, factors, kept) - exact).max() < (0.6 if kept is INT8 else 4)
+    assert np.abs(average_sums(sums, factors, kept) - exact).max() < (0.6 if kept is INT8 else 4)
 
 
 def test_an_average_that_would_have_to_saturate_has_no_reciprocals() -> None:
@@ -59,7 +59,7 @@ def test_up_to_eight_elements_are_rounded_once() -> None:
     assert factors == (ONE, ONE // 8)
     sums = np.arange(-1024, 1017)
     away = np.sign(sums) * np.floor(np.abs(sums) / 8 + 0.5)
-    np.testing.assert_array_equal(divided(sums, (ONE, ONE // 8), INT8), away)
+    np.testing.assert_array_equal(average_sums(sums, (ONE, ONE // 8), INT8), away)
 
 
 # averages_into_convs: the mean of a map and the convolution behind it as averages of blocks and a larger one

@@ -15,7 +15,7 @@ from npuc.program import Program
 from npuc.target import target
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats.weights import WeightForm
-from npuc.targets.nvdla.loadable.rules import broken
+from npuc.targets.nvdla.loadable.rules import broken_rules
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL
 from npuc.targets.nvdla.machine.registers import Write
@@ -222,7 +222,7 @@ def test_loadables_of_batches_compute_the_same(tmp_path: Path, name: str) -> Non
     _, _, program = compiled(lenet(3), tmp_path, name)
     files = target(name).export(program, "loadable")  # compares what the firmware makes of it with the program
     loadable = loadables.read(files["network.nvdla"])
-    assert list(broken(loadable, machines.load(name))) == []
+    assert list(broken_rules(loadable, machines.load(name))) == []
     assert [each.name for each in loadable.tensor_desc_list][:3] == [f"x/sample{each}" for each in range(3)]
 
 

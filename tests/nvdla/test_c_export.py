@@ -140,7 +140,7 @@ def test_memory_addresses_move_with_the_memory(tmp_path: Path) -> None:
     moved = played[:, 3] != given[:, 3]
     assert set(played[moved, 3] - given[moved, 3]) == {0x1000}
     registers = register_map("nv_small")
-    assert {registers.at(int(address)).name for address in played[moved, 1]} >= {
+    assert {registers.register_at(int(address)).name for address in played[moved, 1]} >= {
         "D_DAIN_ADDR_LOW_0", "D_WEIGHT_ADDR_LOW", "D_DST_BASE_ADDR_LOW", "D_BS_BASE_ADDR_LOW",
     }  # fmt: skip
 

@@ -58,7 +58,7 @@ def library(program: Program, name: str, folder: Path, flags: Sequence[str] = ()
 def run(program: Program, found: ctypes.CDLL, inputs: list[Array], outputs: list[Array]) -> int:
     """npuc_run, whose commands the functional model carries out on the same memory."""
     contents = Contents.of(program.manifest)
-    memory = DeviceMemory.blank(contents.dram.base, contents.dram.bytes)
+    memory = DeviceMemory.zeros(contents.dram.base, contents.dram.bytes)
     nvdla = ChipModel(contents.machine, memory, exact=True)
     status = register_map(contents.machine.registers)[STATUS]
     done = {1 << place.low: name for name, place in status.places.items() if "_DONE_" in name}

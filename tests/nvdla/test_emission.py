@@ -77,7 +77,7 @@ def test_every_register_that_the_rtls_program_sets_has_the_same_value(name: str)
     known = register_map("nv_small")
     written = {each.address: each.value for each in program(SMALL, [OPERATIONS[name]]) if isinstance(each, Write)}
     for address, value in _vector(name)["registers"].tolist():
-        register = known.at(address)
+        register = known.register_at(address)
         if register.title in TRUNCATED or register.block == "GLB" or register.title.endswith("_CFG"):
             continue  # interrupts are the driver's affair; switches are compared by what they do, below
         assert written.get(address, register.reset) == value, known.text(address, value)
@@ -99,7 +99,7 @@ def test_sizes_and_addresses_of_nv_full_are_written_in_bytes() -> None:
     written = {each.address: each.value for each in commands if isinstance(each, Write)}
     address = known["SDP_RDMA.D_SRC_BASE_ADDR_LOW"]
     assert written[address.address] == 0x80000040
-    assert address.decoded(written[address.address]).SRC_BASE_ADDR_LOW == 0x80000040 >> 5
+    assert address.decode(written[address.address]).SRC_BASE_ADDR_LOW == 0x80000040 >> 5
 
 
 def test_groups_of_registers_take_turns_and_each_operation_is_waited_for() -> None:

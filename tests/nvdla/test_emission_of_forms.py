@@ -70,11 +70,11 @@ def test_every_register_that_the_rtls_program_sets_has_the_same_value(name: str)
     compared = [
         (address, value)
         for address, value in registers
-        if not known.at(address).title.endswith(SWITCHES) and known.at(address).block != "GLB"
+        if not known.register_at(address).title.endswith(SWITCHES) and known.register_at(address).block != "GLB"
     ]
     assert len(compared) > 50
     for address, value in compared:
-        assert written.get(address, known.at(address).reset) == value, known.text(address, value)
+        assert written.get(address, known.register_at(address).reset) == value, known.text(address, value)
 
 
 def test_formats_and_modes_are_those_of_the_rtls_programs() -> None:
@@ -92,7 +92,7 @@ def test_formats_and_modes_are_those_of_the_rtls_programs() -> None:
             register = known[title]
             if register.address not in registers:
                 continue
-            found, wanted = (register.decoded(each[register.address]) for each in (written, registers))
+            found, wanted = (register.decode(each[register.address]) for each in (written, registers))
             for field in fields:
                 assert getattr(found, field) == getattr(wanted, field), (name, title, field)
 

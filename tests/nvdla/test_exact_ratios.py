@@ -13,7 +13,7 @@ from npuc.ir import Array
 from npuc.reference import session
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
-from npuc.targets.nvdla.arithmetic.integer import SdpStage, staged
+from npuc.targets.nvdla.arithmetic.integer import SdpStage, apply_stage
 from npuc.targets.nvdla.quantisation.sums import COLUMN, Sums, two_stages
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
@@ -23,7 +23,7 @@ from tests.onnx_models import parse
 
 def _after(sums: Array, stages: tuple[SdpStage, SdpStage], operands: dict[str, Array]) -> Array:
     for position, stage in enumerate(stages, 1):
-        sums = staged(sums, stage, operands[f"x{position}_alu"], operands[f"x{position}_mul"])
+        sums = apply_stage(sums, stage, operands[f"x{position}_alu"], operands[f"x{position}_mul"])
     return sums
 
 

@@ -43,7 +43,7 @@ def test_unpacking_a_packed_cube_gives_its_values(
 
 
 def test_channels_change_fastest_then_columns_lines_and_surfaces() -> None:
-    cube = Cube.packed(SMALL, width=2, height=2, channels=9)
+    cube = Cube.of(SMALL, width=2, height=2, channels=9)
     values = np.arange(36, dtype=np.int8).reshape(9, 2, 2)  # element c, h, w is 4 c + 2 h + w
     expected = [
         *(0, 4, 8, 12, 16, 20, 24, 28), *(1, 5, 9, 13, 17, 21, 25, 29),  # line 0 of surface 0
@@ -86,7 +86,7 @@ def test_weights_lie_in_groups_and_blocks_without_gaps_and_padded_at_the_end(
     machine: Machine, kind: str, group: int, block: int, entry: int
 ) -> None:
     w = _values((group + 3, block + 5, 2, 3), kind)
-    order = weights.direct(machine, w.shape, kind)
+    order = weights.direct_order(machine, w.shape, kind)
     data = weights.pack(machine, order, w)
     assert len(data) == -(-w.nbytes // entry) * entry
     assert np.frombuffer(data, w.dtype, w.size).tolist() == _by_the_rules(w, group, block)
@@ -100,14 +100,14 @@ def test_unpacking_packed_weights_gives_them_back(
 ) -> None:
     machine, kind = pair
     w = _values((kernels, channels, height, width), kind)
-    order = weights.direct(machine, w.shape, kind)
+    order = weights.direct_order(machine, w.shape, kind)
     data = weights.pack(machine, order, w)
     np.testing.assert_array_equal(weights.unpack(order, data, precision.DTYPES[kind]), w)
 
 
 def test_pre_extension_makes_a_line_of_the_kernel_one_pixel_of_four_channels_per_column() -> None:
     w = np.arange(12, dtype=np.int8).reshape(1, 3, 2, 2)  # element c, r, s is 4 c + 2 r + s
-    extended = weights.pre_extended(w, 4)
+    extended = weights.pre_extend(w, 4)
     assert extended.shape == (1, 8, 2, 1)
     assert extended[0, :, 0, 0].tolist() == [0, 4, 8, 0, 1, 5, 9, 0]
     assert extended[0, :, 1, 0].tolist() == [2, 6, 10, 0, 3, 7, 11, 0]
@@ -116,9 +116,9 @@ def test_pre_extension_makes_a_line_of_the_kernel_one_pixel_of_four_channels_per
 def test_post_extension_joins_two_lines_of_each_kernel() -> None:
     """Worked by hand from the document's figure 16; there is no outside data."""
     w = np.arange(2 * 2 * 3, dtype=np.int8).reshape(2, 2, 3, 1)  # element k, c, r is 6 k + 3 c + r
-    order = weights.image(FULL, w.shape, post_extension=2)
+    order = weights.image_order(FULL, w.shape, post_extension=2)
     expected = [*(0, 3, 1, 4), *(6, 9, 7, 10), *(2, 5), *(8, 11)]  # lines 0, 1 of K0, of K1, line 2 of K0, of K1
-    assert weights.scanned(order, w)[0].tolist() == expected
+    assert weights.split_groups(order, w)[0].tolist() == expected
 
 
 @settings(deadline=None, max_examples=40)
@@ -129,17 +129,17 @@ def test_unpacking_post_extended_weights_gives_them_back(
     pair: tuple[Machine, str], kernels: int, height: int, width: int, lines: int
 ) -> None:
     machine, kind = pair
-    w = weights.pre_extended(_values((kernels, 3, height, width), kind), 4)
+    w = weights.pre_extend(_values((kernels, 3, height, width), kind), 4)
     if lines * w.shape[1] > machine.atomic_c:
         lines = 1
-    order = weights.image(machine, w.shape, kind, lines)
+    order = weights.image_order(machine, w.shape, kind, lines)
     data = weights.pack(machine, order, w)
     np.testing.assert_array_equal(weights.unpack(order, data, precision.DTYPES[kind]), w)
 
 
 def test_post_extension_of_more_channels_than_a_block_has_is_refused() -> None:
     with pytest.raises(UnsupportedOperator, match="post-extension by 4 lines of 20 channels"):
-        weights.image(FULL, (1, 20, 3, 1), post_extension=4)
+        weights.image_order(FULL, (1, 20, 3, 1), post_extension=4)
 
 
 # Bias, PReLU, Batch Normalization and Element-Wise Data Format
@@ -178,4 +178,4 @@ def test_alignments_scale_with_the_atom() -> None:
 
 
 def test_elements_of_two_bytes_halve_the_channels_of_an_atom() -> None:
-    assert [Cube.packed(FULL, 1, 1, 1, kind).atom_elements for kind in BYTES] == [32, 32, 16, 16]
+    assert [Cube.of(FULL, 1, 1, 1, kind).atom_elements for kind in BYTES] == [32, 32, 16, 16]

@@ -184,11 +184,11 @@ ZERO, MINUS = np.float32([0.0, -0.0])
         (fp16.subtract(np.array([MINUS]), np.array([MINUS])), True),
         (fp16.multiply(np.float32([-3]), np.array([ZERO])), True),
         (fp16.multiply(np.float32([-1e-30]), np.float32([1e-30])), True),  # too small: zero with its sign
-        (fp16.larger(np.array([MINUS]), np.array([ZERO])), False),
-        (fp16.smaller(np.array([ZERO]), np.array([MINUS])), True),
-        (fp16.rectified(np.array([MINUS])), False),
+        (fp16.maximum(np.array([MINUS]), np.array([ZERO])), False),
+        (fp16.minimum(np.array([ZERO]), np.array([MINUS])), True),
+        (fp16.relu(np.array([MINUS])), False),
         (fp16.fp17(np.array([-(2.0**-31)])), True),
-        (fp16.stored(np.float32([-1e-9])), True),
+        (fp16.store(np.float32([-1e-9])), True),
     ],
 )
 def test_a_zero_has_the_sign_of_the_description(found: Array, negative: bool) -> None:

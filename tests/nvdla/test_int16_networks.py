@@ -17,7 +17,7 @@ from npuc.ops import build
 from npuc.reference import session
 from npuc.target import target
 from npuc.targets.nvdla.arithmetic.fixed_point import quantise_weights
-from npuc.targets.nvdla.arithmetic.integer import TablePlacement, interpolated
+from npuc.targets.nvdla.arithmetic.integer import TablePlacement, interpolate_tables
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import lut
@@ -122,7 +122,7 @@ def test_tables_go_on_in_a_straight_line() -> None:
     le, lo = TablePlacement(-8, 0), TablePlacement(-2048, 4, 3, 1)
     values = np.concatenate([np.arange(65), np.maximum(np.arange(257) - 128, 0) * 16]).astype(np.int16)
     x = np.array([-9, -8, -7, 0, 55, 56, 57, 2048, 2049, 2051, -3000])
-    assert interpolated((le, lo), x, values).tolist() == [0, 0, 1, 8, 63, 56, 57, 2048, 2050, 2053, 0]
+    assert interpolate_tables((le, lo), x, values).tolist() == [0, 0, 1, 8, 63, 56, 57, 2048, 2050, 2053, 0]
 
 
 def test_functions_that_bend_too_much_run_on_the_host(tmp_path: Path) -> None:

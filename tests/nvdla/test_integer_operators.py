@@ -17,7 +17,7 @@ from npuc.ops import build
 from npuc.reference import session
 from npuc.targets.nvdla.arithmetic.fixed_point import addends, factor, factors, quantise_weights
 from npuc.targets.nvdla.arithmetic.integer import SdpStage
-from npuc.targets.nvdla.arithmetic.onnx_forms import scaled
+from npuc.targets.nvdla.arithmetic.onnx_forms import emit_scaling
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 
 SUM, MAX, MIN = 1, 2, 3
@@ -103,7 +103,7 @@ def test_products_are_rounded_half_away_from_zero(factor: int, shift: int, beyon
     around = [each + step for each in (*halves, 0, top) for step in (-2, -1, 0, 1, 2) if each + step <= top]
     values = [sign * each for each in around for sign in (1, -1)]
     emit = OnnxEmitter(_graph(Node("NvElementwise", ("x",), ("y",), {}, "n"), (1, 1, 1, 1), {}), 17)
-    emit.node("Identity", [scaled(emit, "x", float(top * beyond), np.int64(factor), shift)], ["y"])
+    emit.node("Identity", [emit_scaling(emit, "x", float(top * beyond), np.int64(factor), shift)], ["y"])
     assert ("Sign" in [each.op_type for each in emit.nodes]) == (top * beyond * abs(factor) >= 1 << 48)
     x, y = (helper.make_tensor_value_info(name, TensorProto.DOUBLE, [len(values)]) for name in "xy")
     held = [numpy_helper.from_array(value, name) for name, value in emit.constants.items()]

@@ -12,7 +12,7 @@ from npuc import driver, program, running
 from npuc.reference import session
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target, usual_options
-from npuc.targets.nvdla.quantisation.sums import Multiplied, chosen, two_stages
+from npuc.targets.nvdla.quantisation.sums import Multiplied, choose_sums, two_stages
 from tests.compiled import compilation, optimised
 from tests.onnx_models import network, node, weights
 
@@ -97,7 +97,7 @@ def test_the_written_model_computes_what_the_program_does(tmp_path: Path, calibr
 def test_two_stages_give_bias_and_ratio_to_a_millionth(x_zero: int) -> None:
     random = np.random.default_rng(5)
     w = random.standard_normal((12, 64, 3, 3)) * np.exp2(random.uniform(-6, 0, (12, 1, 1, 1)))
-    sums = chosen(w, random.standard_normal(12) * 5, 0.03, x_zero, 0.02)
+    sums = choose_sums(w, random.standard_normal(12) * 5, 0.03, x_zero, 0.02)
     first, second, operands = two_stages(sums)
     m1, m2 = (operands[key].ravel().astype(np.float64) for key in ("x1_mul", "x2_mul"))
     ratio = m1 * m2 * 2.0**-second.shift
@@ -112,7 +112,7 @@ def test_two_stages_give_bias_and_ratio_to_a_millionth(x_zero: int) -> None:
 def test_weights_that_training_has_shut_off_leave_the_bias_its_place() -> None:
     """A channel of 1e-30 beside a bias of 3: in steps of such weights the bias would need a hundred bits."""
     w = np.stack([np.full((4, 1, 1), 1e-30), np.ones((4, 1, 1))]).astype(np.float32)
-    sums = chosen(w, np.array([3.0, 3.0]), 0.05, -128, 0.02)
+    sums = choose_sums(w, np.array([3.0, 3.0]), 0.05, -128, 0.02)
     first, second, _ = two_stages(sums)
     assert max(first.alu_shift, second.alu_shift) < 32
     assert np.abs(sums.bias * sums.ratio * 0.02 - [3, 3 + 128 * 4 * 0.05]).max() < 0.01

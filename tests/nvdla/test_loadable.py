@@ -55,7 +55,7 @@ def test_a_loadable_that_is_written_is_read_again(file: Path) -> None:
 def test_a_loadable_runs_on_the_model_without_a_trap(file: Path) -> None:
     loadable = loadables.read(file.read_bytes())
     machine = machine_of(loadable)
-    memory = DeviceMemory.covering((base(each.id), each.size) for each in loadable.memory_list)
+    memory = DeviceMemory.zero_pages((base(each.id), each.size) for each in loadable.memory_list)
     blobs = {each.name: each.data for each in loadable.blobs}
     for each in loadable.memory_list:
         for name, offset in zip(each.contents, each.offsets, strict=True):

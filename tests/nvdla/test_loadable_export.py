@@ -21,11 +21,11 @@ from npuc.targets.nvdla.emission.describing import Described
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.loadable import emulation, engine_tasks, read_task, schema
 from npuc.targets.nvdla.loadable.accesses import Accesses
-from npuc.targets.nvdla.loadable.averages import expressed
+from npuc.targets.nvdla.loadable.averages import replace_averages
 from npuc.targets.nvdla.loadable.composing import graph
 from npuc.targets.nvdla.loadable.export import run
 from npuc.targets.nvdla.loadable.listing import machine_of
-from npuc.targets.nvdla.loadable.rules import RULES, broken
+from npuc.targets.nvdla.loadable.rules import RULES, broken_rules
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.model.memory import Pattern
 from npuc.targets.nvdla.program.artefact import Contents
@@ -58,7 +58,7 @@ def of_model(model: onnx.ModelProto, folder: Path, name: str) -> tuple[Program, 
 )
 def test_a_network_is_exported_and_keeps_every_rule(model: str, name: str, tmp_path: Path) -> None:
     _, loadable = of_file(GIVEN / "models" / f"{model}.onnx", tmp_path, name)
-    assert list(broken(loadable, machines.load(name))) == []
+    assert list(broken_rules(loadable, machines.load(name))) == []
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -139,7 +139,7 @@ def test_the_stock_runtime_fills_the_input_with_a_colour_photo(name: str, precis
         **({} if half else {"scales_in": {"x": {"scale": 1 / 127}}}),
     ).program
     loadable = loadables.read(target(name).export(program, "loadable")["network.nvdla"])
-    assert list(broken(loadable, machines.load(name))) == []
+    assert list(broken_rules(loadable, machines.load(name))) == []
     tensor, out = loadable.tensor_desc_list
     photo = np.random.default_rng(3).integers(0, 256, (SIZE, SIZE, 3)).astype(np.uint8)
     after = run(loadable, machines.load(name), {tensor.name: of_stock_runtime(photo, tensor, mean, std)})
@@ -160,7 +160,7 @@ def test_rules_have_names_and_say_what_they_demand() -> None:
 )
 def test_loadables_of_nvidias_compiler_keep_every_rule(file: Path) -> None:
     loadable = loadables.read(file.read_bytes())
-    assert list(broken(loadable, machine_of(loadable))) == []
+    assert list(broken_rules(loadable, machine_of(loadable))) == []
 
 
 def small_network(extent: int = 8) -> onnx.ModelProto:
@@ -181,7 +181,7 @@ def small_network(extent: int = 8) -> onnx.ModelProto:
 
 
 def broken_by(loadable: schema.Loadable, name: str) -> set[str]:
-    return {rule for rule, _ in broken(loadable, machines.load(name))}
+    return {rule for rule, _ in broken_rules(loadable, machines.load(name))}
 
 
 def test_each_kind_of_damage_breaks_a_rule(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_table_function_is_exported_with_its_table(tmp_path: Path) -> None:
     _, loadable = of_model(network(nodes, (1, 3, 8, 8), {"w": weights(3, 3, 1, 1)}), tmp_path, "nvdla-full")
     (entry,) = engine_tasks(loadable)
     assert read_task(loadable, entry).network.lut_count == 2
-    assert list(broken(loadable, machines.load("nvdla-full"))) == []
+    assert list(broken_rules(loadable, machines.load("nvdla-full"))) == []
 
 
 def test_the_same_program_gives_the_same_loadable(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_normalisation_is_exported_with_its_tables(name: str, tmp_path: Path) ->
     tiles = engines.index(of.CDP)
     assert engines[:tiles] == [of.CONV, of.SDP] * (tiles // 2)
     assert engines[tiles + 1 :] == [of.CONV, of.SDP] * ((len(engines) - tiles) // 2)
-    assert list(broken(loadable, machines.load(name))) == []
+    assert list(broken_rules(loadable, machines.load(name))) == []
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -322,7 +322,7 @@ def test_normalisation_beside_an_independent_convolution_is_exported(name: str, 
     ]
     constants = {"w": weights(8, 3, 1, 1), "v": weights(8, 3, 1, 1)}
     _, loadable = of_model(network(nodes, (1, 3, 16, 16), constants), tmp_path, name)
-    assert list(broken(loadable, machines.load(name))) == []
+    assert list(broken_rules(loadable, machines.load(name))) == []
 
 
 def test_an_operation_is_enabled_behind_the_one_before_it_on_its_engine() -> None:
@@ -339,7 +339,7 @@ def test_fp16_is_exported_with_averages_of_the_firmware(tmp_path: Path) -> None:
     loadable = loadables.read(target("nvdla-full").export(program, "loadable")["network.nvdla"])
     (entry,) = engine_tasks(loadable)
     assert of.PDP in {each.engine for each in read_task(loadable, entry).common}
-    assert list(broken(loadable, machines.load("nvdla-full"))) == []
+    assert list(broken_rules(loadable, machines.load("nvdla-full"))) == []
     assert {each.data_type for each in loadable.tensor_desc_list} == {2}
 
 
@@ -352,7 +352,7 @@ def test_an_average_on_the_fly_lands_in_memory_before_it_becomes_convolutions(tm
         replace(sdp, surfaces=replace(sdp.surfaces, result=piped)),
         replace(pdp, surfaces=replace(pdp.surfaces, source=piped), behind=True),
     ]
-    found = expressed([*others, *flying], machine, Constants(machine, 0x9000_0000), 0xA000_0000)
+    found = replace_averages([*others, *flying], machine, Constants(machine, 0x9000_0000), 0xA000_0000)
     landed, convolution = found[len(others)], found[len(others) + 1]
     assert landed.surfaces.result.type == of.DRAM and landed.surfaces.result.offset == 0xA000_0000
     assert convolution.engine == of.CONV and convolution.surfaces.source.offset == 0xA000_0000

@@ -15,7 +15,7 @@ from npuc.quantize.table import table_of
 from npuc.target import Options, Request, target
 from npuc.targets.nvdla.arithmetic.normalisation import MOST_ENTRY, square_sums, tables_of
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
-from npuc.targets.nvdla.quantisation.tables import normalised
+from npuc.targets.nvdla.quantisation.tables import normalisation_tables
 from tests.compiled import causes
 from tests.nvdla.networks import compiled, expect_exact, verified
 from tests.onnx_models import network, node, weights
@@ -118,7 +118,7 @@ def test_results_are_the_formulas_within_little_more_than_rounding(alpha: float,
     exact = real / (1.0 + alpha / 5 * square_sums(real, 5)) ** 0.75
     y = Steps(float(np.abs(exact).max() / 120), zero)
     given = Node("LRN", ("x",), ("y",), {"size": 5, "alpha": alpha, "beta": 0.75, "bias": 1.0})
-    tables, attrs = normalised(given, Steps(1 / 32, zero), y)
+    tables, attrs = normalisation_tables(given, Steps(1 / 32, zero), y)
     entries = [np.array(each, np.int16) for each in (tables.le, tables.lo)]
     (found,) = OPERATORS["NvLrn"].compute(Node("NvLrn", ("x", "le", "lo"), ("y",), attrs), [x, *entries])
     assert np.abs(found - (exact / y.scale + zero)).max() < 0.52

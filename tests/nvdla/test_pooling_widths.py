@@ -113,7 +113,7 @@ def left_by_pdp(machine: Machine, node: Node, x: Array, precision: str) -> Array
         Constants(machine, 0, counted=True),
     )
     cubes = {
-        name: feature.Cube.packed(machine, view.width, view.height, x.shape[1], precision)
+        name: feature.Cube.of(machine, view.width, view.height, x.shape[1], precision)
         for name, view in views.items()
     }
     before = memory({SOURCE: feature.pack(cubes["x"], x[0])})

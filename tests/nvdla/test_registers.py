@@ -19,7 +19,7 @@ EVERY = [each for name in ("nv_small", "nv_full") for each in register_map(name)
 
 @given(st.sampled_from(EVERY), st.integers(0, 2**32 - 1))
 def test_every_value_survives_decoding_and_encoding(register: Register, value: int) -> None:
-    assert encode(register.decoded(value)) == value
+    assert encode(register.decode(value)) == value
 
 
 @given(st.data())
@@ -30,7 +30,7 @@ def test_every_set_of_fields_survives_encoding_and_decoding(data: st.DataObject)
         for name, place in register.places.items()
         if not name.startswith("reserved_")
     }
-    word = register.decoded(register.value(**fields))
+    word = register.decode(register.value(**fields))
     assert {name: getattr(word, name) for name in fields} == fields
 
 
@@ -68,7 +68,7 @@ def test_registers_lie_where_the_vendors_table_says(name: str, table: str, share
 def test_a_register_is_found_by_name_and_by_address(name: str, title: str, address: int) -> None:
     found = register_map(name)
     assert found[title].address == address
-    assert found.at(address) is found[title]
+    assert found.register_at(address) is found[title]
 
 
 def test_a_write_is_listed_by_field_and_named_value() -> None:
@@ -117,4 +117,4 @@ def test_a_register_that_does_not_exist_is_refused(title: str) -> None:
 
 def test_an_address_without_a_register_is_refused() -> None:
     with pytest.raises(EncodingError, match="no register at 0x30ec"):
-        register_map("nv_small").at(0x30EC)
+        register_map("nv_small").register_at(0x30EC)

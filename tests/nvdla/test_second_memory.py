@@ -56,7 +56,7 @@ def stated(folder: Path, text: str = MACHINE) -> str:
 
 def memories(contents: dict[int, Array]) -> DeviceMemory:
     """Zeros in DRAM, what is put there, and an empty second memory."""
-    made = DeviceMemory.blank(SOURCE, RESULT + 4096 - SOURCE, (SECOND + SRAM_BASE, WITH.sram_bytes))
+    made = DeviceMemory.zeros(SOURCE, RESULT + 4096 - SOURCE, (SECOND + SRAM_BASE, WITH.sram_bytes))
     for address, data in contents.items():
         made.write(address, data)
     return made
@@ -200,8 +200,11 @@ def order(operations: Sequence[Operation]) -> list[str]:
     known = model.ChipModel(WITH, memories({})).registers.map
     found: list[str] = []
     for each in emitted(WITH, operations):
-        if isinstance(each, Write) and known.at(each.address).title in ("CDMA.D_OP_ENABLE", "BDMA.CFG_LAUNCH0"):
-            found.append(known.at(each.address).block)
+        if isinstance(each, Write) and known.register_at(each.address).title in (
+            "CDMA.D_OP_ENABLE",
+            "BDMA.CFG_LAUNCH0",
+        ):
+            found.append(known.register_at(each.address).block)
         elif isinstance(each, Wait):
             found.append(f"wait {each}")
     return found

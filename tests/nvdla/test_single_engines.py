@@ -21,7 +21,7 @@ Contents = Mapping[int, bytes | Array]
 
 def cube(machine: Machine, shape: tuple[int, int, int], kind: str) -> feature.Cube:
     """A packed cube (C, H, W)."""
-    return feature.Cube.packed(machine, shape[2], shape[1], shape[0], kind)
+    return feature.Cube.of(machine, shape[2], shape[1], shape[0], kind)
 
 
 def place(machine: Machine, shape: tuple[int, int, int], side: str, kind: str) -> dict[str, dict[str, int | str]]:

@@ -10,12 +10,12 @@ from npuc.targets.nvdla.machine.parameters import SMALL
 from npuc.targets.nvdla.operations.surfaces import (
     Lanes,
     Surfaces,
-    contiguous,
+    contiguous_lanes,
     is_view,
-    joined,
+    join_lanes,
     place,
-    spaced,
-    taken,
+    slice_lanes,
+    spaced_lanes,
     with_copies,
 )
 from tests.passes.networks import node
@@ -29,7 +29,7 @@ def _graph(shapes: dict[str, tuple[int, ...]], outputs: str, *nodes: Node) -> Gr
 
 def _placed(graph: Graph, loaded: str) -> Surfaces:
     def computed(made: Node, _lanes: object) -> Lanes:
-        return contiguous(graph.shape(made.output)[1])
+        return contiguous_lanes(graph.shape(made.output)[1])
 
     return place(graph, graph.nodes, loaded.split(), SMALL, computed)
 
@@ -57,9 +57,9 @@ def test_what_moves_nothing_is_a_view(shape: tuple[int, ...], moved: Node, *, wh
 
 
 def test_lanes_leave_gaps_where_channels_do_not_fill_atoms() -> None:
-    assert joined([contiguous(10), contiguous(3)], 8) == (*range(10), 16, 17, 18)
-    assert spaced(5, 2, 8) == (0, 1, 8, 9, 16)
-    assert taken((*range(10), 16, 17, 18), 9, 3, 8) == (1, 8, 9)
+    assert join_lanes([contiguous_lanes(10), contiguous_lanes(3)], 8) == (*range(10), 16, 17, 18)
+    assert spaced_lanes(5, 2, 8) == (0, 1, 8, 9, 16)
+    assert slice_lanes((*range(10), 16, 17, 18), 9, 3, 8) == (1, 8, 9)
 
 
 def test_a_slice_is_a_window_of_its_input() -> None:
@@ -67,7 +67,7 @@ def test_a_slice_is_a_window_of_its_input() -> None:
     cut = node("Slice", "a", "y", starts=(8, 1, 2), ends=(16, 16, 6), axes=(1, 2, 3), steps=(1, 1, 1))
     graph = _graph({"x": (1, 16, 16, 6)}, "y", node("Relu", "x", "a"), cut)
     view = _placed(graph, "x").views["y"]
-    assert (view.buffer.name, view.offset, view.lanes) == ("a", (16 * 6 + 6 + 2) * 8, contiguous(8))
+    assert (view.buffer.name, view.offset, view.lanes) == ("a", (16 * 6 + 6 + 2) * 8, contiguous_lanes(8))
     assert (view.height, view.width, view.line_stride) == (15, 4, 6 * 8)
 
 

@@ -54,7 +54,7 @@ SAMPLE = trace.Trace(
 
 
 def _stored(folder: Path, program: trace.Trace) -> Path:
-    for name, data in trace.written(program).items():
+    for name, data in trace.write_files(program).items():
         (folder / name).write_bytes(data)
     return folder
 
@@ -66,7 +66,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 def test_a_program_is_written_in_the_calls_of_the_test_programs(tmp_path: Path) -> None:
-    lines = trace.written(SAMPLE)["sample.cfg"].decode().splitlines()
+    lines = trace.write_files(SAMPLE)["sample.cfg"].decode().splitlines()
     assert lines == [
         "mem_init(pri_mem, 0x80000000, 0x63, ALL_ZERO);",
         "mem_init(pri_mem, 0x90000000, 0x10, ALL_ZERO);",
@@ -227,7 +227,7 @@ def test_a_folder_without_a_program_is_refused(tmp_path: Path) -> None:
 def test_a_poll_of_some_bits_cannot_be_written() -> None:
     polled = trace.Trace("bits", "nv_small", (Poll(0x3000, 1, 0),), (), ())
     with pytest.raises(ArtefactError, match="under a mask"):
-        trace.written(polled)
+        trace.write_files(polled)
 
 
 def test_units_in_lower_case_are_understood(tmp_path: Path) -> None:

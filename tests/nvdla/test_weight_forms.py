@@ -95,7 +95,7 @@ def test_winograd_with_any_stride_is_the_convolution(size: int, stride: int) -> 
     layer = winograd(size, stride)
     x, w = few(layer.shape, 0), few((5, 32, size, size), 1, 0.5)
     u = transformed(w, stride)
-    data = formats.pack(FULL, formats.winograd(FULL, u.shape), u)
+    data = formats.pack(FULL, formats.winograd_order(FULL, u.shape), u)
     after = model.run(FULL, layer.commands(), with_weights(layer, x, data))
     np.testing.assert_array_equal(layer.read(after), strided(x, w, stride))
 
@@ -107,7 +107,7 @@ def test_winograd_data_is_shifted_and_saturated_before_it_is_multiplied() -> Non
     x[0, 0, 0] = 127
     u = np.zeros((5, 32, 4, 4), np.int8)
     u[:, 0, 0, 0] = 4
-    data = formats.pack(FULL, formats.winograd(FULL, u.shape), u)
+    data = formats.pack(FULL, formats.winograd_order(FULL, u.shape), u)
     shifted = Winograd(FULL, layer.shape, layer.kernel, changed=changed)
     # t = 127 at the first position of the first tile, halved away from zero to 64, times 4, by 4
     after = model.run(FULL, shifted.commands(), with_weights(shifted, x, data))
@@ -129,8 +129,8 @@ def test_post_extension_changes_the_order_of_weights_only(lines: int) -> None:
     layer = Convolution(FULL, shape, kernel, changed=changed)
     random = np.random.default_rng(0)
     x, w = random.integers(0, 3, shape).astype(np.int8), random.integers(-2, 3, (5, 4, 5, 2)).astype(np.int8)
-    extended = formats.pre_extended(w, 4)
-    order = formats.image(FULL, extended.shape, post_extension=lines)
+    extended = formats.pre_extend(w, 4)
+    order = formats.image_order(FULL, extended.shape, post_extension=lines)
     pixels = np.zeros((7, 32), np.uint8)
     pixels[:, :24] = x.transpose(1, 2, 0).reshape(7, 24)
     after = model.run(
@@ -143,7 +143,7 @@ def test_post_extension_changes_the_order_of_weights_only(lines: int) -> None:
 
 def compressed(layer: Convolution, x: Array, w: Array, size_of_first: int = 0) -> DeviceMemory:
     """Memory with the weights as WMB at OPERAND, WGS at OPERAND + 0x8000 and packed values."""
-    groups = formats.scanned(formats.direct(FULL, w.shape), w)
+    groups = formats.split_groups(formats.direct_order(FULL, w.shape), w)
     mask = np.packbits(np.concatenate(groups) != 0, bitorder="little").tobytes()
     sizes = np.array([np.count_nonzero(each) for each in groups], "<u4")
     sizes[0] += size_of_first

@@ -16,7 +16,7 @@ VECTORS = GIVEN / "nvdla" / "vectors"
 
 def test_a_bit_stands_for_an_element_least_significant_first() -> None:
     w = np.array([5, 0, 0, -7, 0, 0, 0, 0, 0, 9], np.int8).reshape(1, 10, 1, 1)
-    surfaces = weights.compress(weights.direct(FULL, w.shape), w)
+    surfaces = weights.compress(weights.direct_order(FULL, w.shape), w)
     assert surfaces.mask[:3] == bytes([0b00001001, 0b00000010, 0])
     assert np.frombuffer(surfaces.weights, np.int8)[:4].tolist() == [5, -7, 9, 0]
     assert np.frombuffer(surfaces.sizes, "<u4")[:2].tolist() == [3, 0]
@@ -25,7 +25,7 @@ def test_a_bit_stands_for_an_element_least_significant_first() -> None:
 def test_sizes_count_bytes_group_by_group() -> None:
     w = np.zeros((17, 1, 1, 1), np.float16)
     w[[0, 5, 16]] = 1
-    surfaces = weights.compress(weights.direct(FULL, w.shape, "fp16"), w)
+    surfaces = weights.compress(weights.direct_order(FULL, w.shape, "fp16"), w)
     assert np.frombuffer(surfaces.sizes, "<u4")[:3].tolist() == [4, 2, 0]
 
 
@@ -37,12 +37,12 @@ def test_compressed_weights_that_ran_on_the_rtl_are_those_that_npuc_makes() -> N
     low = {name: writes[address] for name, address in (("weights", 0x507C), ("sizes", 0x5088), ("mask", 0x5090))}
     kernels, kernel_bytes = writes[0x5070] + 1, writes[0x506C] + 1
     surfaces = Compressed(*(held[low[name]].tobytes() for name in ("weights", "mask", "sizes")))
-    order = weights.direct(FULL, (kernels, kernel_bytes, 1, 1))  # groups are what compression sees
+    order = weights.direct_order(FULL, (kernels, kernel_bytes, 1, 1))  # groups are what compression sees
     bits = np.unpackbits(np.frombuffer(surfaces.mask, np.uint8), count=kernels * kernel_bytes, bitorder="little")
     elements = bits.astype(np.int8)
     elements[bits > 0] = np.frombuffer(surfaces.weights, np.int8)[: bits.sum()]
     w = np.zeros(order.shape, np.int8)
-    places = np.concatenate(weights.scanned(order, np.arange(w.size).reshape(order.shape)))
+    places = np.concatenate(weights.split_groups(order, np.arange(w.size).reshape(order.shape)))
     w.ravel()[places] = elements
     again = weights.compress(order, w)
     assert np.count_nonzero(w) < w.size

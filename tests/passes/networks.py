@@ -73,11 +73,11 @@ def assert_close(expected: Array, found: Array, name: str) -> None:
 def assert_same_meaning(before: Graph, after: Graph, values: Mapping[str, Array] | None = None) -> None:
     """Interface and meaning are the same: every tensor of `after` that bears a name of `before` is that tensor.
 
-    values: the tensors of `before`, if they are known.
+    values: the tensors of `before`, with its inputs and constants, if they are known.
     """
     after.check()
     assert (after.inputs, after.outputs) == (before.inputs, before.outputs)
-    given = feeds(before)
+    given = feeds(before) if values is None else {name: values[name] for name in before.inputs}
     shared = [name for name in after.tensors if name in before.tensors]
     expected = values if values is not None else run(before, given, shared)
     found = run(after, given, shared)

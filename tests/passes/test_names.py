@@ -15,8 +15,8 @@ from npuc.passes.recognition.canonical_forms import lift_to_2d, unify_pooling
 from npuc.pipeline import Pass, run_passes
 from npuc.targets.easynpu.network.passes import expand_groups
 from tests.graphs.checking import pipelines
+from tests.graphs.drawn import drawn
 from tests.passes.networks import assert_same_meaning
-from tests.passes.random_graphs import random_graph
 
 
 def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
@@ -54,7 +54,7 @@ def with_names_of_passes(graph: Graph, passes: tuple[Pass, ...]) -> Graph | None
 def test_a_removed_tensor_s_name_is_not_used_again(pipeline: str) -> None:
     tried, passes = 0, pipelines()[pipeline]
     for seed in range(7):
-        graph = with_names_of_passes(random_graph(seed), passes)
+        graph = with_names_of_passes(drawn(seed)[0], passes)
         if graph is None:
             continue
         tried += 1

@@ -148,9 +148,10 @@ WORDS = """Tensors are of 8 bits in words of four images (4N): map.json
 
 def launcher(contents: Contents) -> str:
     """The C++ program that reads weights and inputs, frames as they are, launches the kernel, writes outputs."""
-    inputs = [each for each in contents.regions if _is(contents, each, "input")]
+    inputs = [each for each in contents.regions if _is_placed(contents, each, "input")]
     outputs = [
-        f"output_{number}" for number in range(sum(_is(contents, each, "output") for each in contents.regions))
+        f"output_{number}"
+        for number in range(sum(_is_placed(contents, each, "output") for each in contents.regions))
     ]
     frames = frames_of(contents)
     read, pointers, given = list[str](), list[str](), ["given[0].data()"]
@@ -166,7 +167,7 @@ def launcher(contents: Contents) -> str:
     return TEXT.format(
         kernel=contents.kernel,
         name=contents.kernel.removesuffix("_kernel"),
-        tensors=WORDS if contents.fixed else "All tensors are fp32 in the continuous layout.",
+        tensors=WORDS if contents.is_int8 else "All tensors are fp32 in the continuous layout.",
         usage=" ".join(files),
         regions="\n".join(_regions(contents, frames)),
         values=1 + len(files),
@@ -197,15 +198,15 @@ def frames_of(contents: Contents) -> dict[str, KernelPort]:
 
 def _regions(contents: Contents, frames: Mapping[str, KernelPort]) -> Iterator[str]:
     for region in contents.regions:
-        read = region.file is not None or _is(contents, region, "input")
-        written = _is(contents, region, "output")
+        read = region.file is not None or _is_placed(contents, region, "input")
+        written = _is_placed(contents, region, "output")
         place = frames.get(region.name)
         frame = (place.shape[0], 128 ^ int(OFFSETS[place.dtype])) if place else (0, 0)
         values = ", ".join(str(each).lower() for each in (region.bytes, read, written, *frame))
         yield f"    {{{c_string(region.name)}, {values}}},"
 
 
-def _is(contents: Contents, region: MemoryRegion, direction: str) -> bool:
+def _is_placed(contents: Contents, region: MemoryRegion, direction: str) -> bool:
     return any(place.region == region.name and place.direction == direction for place in contents.placements)
 
 
@@ -278,24 +279,24 @@ class _RegionRecorder(Runner):
 
     def _fill(self, memory: Array, feed: Mapping[str, Array]) -> None:
         super()._fill(memory, feed)
-        self.given.append(self._held(memory, "input"))
+        self.given.append(self._region_bytes(memory, "input"))
 
     def _results(self, memory: Array) -> dict[str, Array]:
-        self.wanted.append(self._held(memory, "output"))
+        self.wanted.append(self._region_bytes(memory, "output"))
         return super()._results(memory)
 
-    def _held(self, memory: Array, direction: str) -> list[bytes]:
+    def _region_bytes(self, memory: Array, direction: str) -> list[bytes]:
         """The bytes of the input or output regions; frames as they were given."""
         frames = frames_of(self.contents)
         found: list[bytes] = []
-        for region, place in self.placed(direction):
+        for region, place in self.placed_regions(direction):
             held = memory[self.starts[region.name] :][: region.bytes]
             if region.name in frames:
                 held = of_words(held, place.shape, place.dtype).view(np.uint8) ^ np.uint8(128)
             found.append(held.tobytes())
         return found
 
-    def placed(self, direction: str) -> list[tuple[MemoryRegion, KernelPort]]:
+    def placed_regions(self, direction: str) -> list[tuple[MemoryRegion, KernelPort]]:
         """The input or output regions in the launcher's order, each with its first placement."""
         places = {each.region: each for each in reversed(self.contents.placements) if each.direction == direction}
         return [(each, places[each.name]) for each in self.contents.regions if each.name in places]
@@ -313,7 +314,7 @@ def self_test(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]
     for role, samples in (("input", recorder.given), ("output", recorder.wanted)):
         for sample, regions in enumerate(samples):
             made |= {f"{FOLDER}/{sample}/{role}_{number}.bin": data for number, data in enumerate(regions)}
-    for number, (region, place) in enumerate(recorder.placed("output")):
+    for number, (region, place) in enumerate(recorder.placed_regions("output")):
         if place.dtype != "float32":
             made[f"{FOLDER}/mask_{number}.bin"] = _mask(region, place)
     kernel = network_name(program.manifest)
@@ -328,8 +329,8 @@ def self_test(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]
 
 def _commands(kernel: str, folder: str, recorder: _RegionRecorder) -> Iterator[str]:
     """The commands that run a sample and compare its outputs."""
-    inputs = [f"{folder}/input_{number}.bin" for number in range(len(recorder.placed("input")))]
-    outputs = recorder.placed("output")
+    inputs = [f"{folder}/input_{number}.bin" for number in range(len(recorder.placed_regions("input")))]
+    outputs = recorder.placed_regions("output")
     found = [f"found_{number}.bin" for number in range(len(outputs))]
     yield " ".join([f"./{kernel}_launch", WEIGHTS_FILE, *inputs, *found])
     for number, (file, (_, place)) in enumerate(zip(found, outputs, strict=True)):

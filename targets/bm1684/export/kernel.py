@@ -13,7 +13,7 @@ from typing import Any
 
 from npuc.frozen import frozen
 from npuc.program import Program
-from npuc.targets.bm1684.export.loops import INDENT, Statement, rolled
+from npuc.targets.bm1684.export.loops import INDENT, Statement, roll_loops
 from npuc.targets.bm1684.lowering.kernel import Call, SystemPlace
 from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -27,7 +27,7 @@ from npuc.targets.bm1684.program.artefact import (
     layers_of,
     table_of,
 )
-from npuc.targets.bm1684.program.table import FIRMWARE, CallRegion, call_text, local
+from npuc.targets.bm1684.program.table import FIRMWARE, CallRegion, call_text, local_address
 from npuc.text.escaping import Names, c_comment, c_identifier
 
 HEAD = """\
@@ -72,20 +72,22 @@ def device_code(program: Program, contents: Contents, cycles: int) -> str:
     made = functions(layers(program, calls, places, copies))
     parts = [_head(contents, contents.machine, cycles), _enumeration(list(places.definitions())), copies.text()]
     parts += [each.text for each in made]
-    parts.append(_main(contents.kernel, {number: call for each in made for number, call in each.calls.items()}))
-    return wrapped("\n".join(part for part in parts if part))
+    parts.append(
+        _main_function(contents.kernel, {number: call for each in made for number, call in each.calls.items()})
+    )
+    return wrap_lines("\n".join(part for part in parts if part))
 
 
 WIDEST = 120
 """The most characters of a line."""
 
 
-def wrapped(code: str) -> str:
+def wrap_lines(code: str) -> str:
     """C without string literals, its long lines broken at spaces, those of a macro kept."""
-    return "\n".join(part for line in code.splitlines() for part in _broken(line)) + "\n"
+    return "\n".join(part for line in code.splitlines() for part in _break_line(line)) + "\n"
 
 
-def _broken(line: str) -> Iterator[str]:
+def _break_line(line: str) -> Iterator[str]:
     indent = line[: len(line) - len(line.lstrip())] + INDENT
     while len(line) > WIDEST and not line.startswith("#"):
         at = line.rfind(" ", len(indent) + 1, WIDEST + 1)
@@ -99,8 +101,8 @@ def _broken(line: str) -> Iterator[str]:
 def _head(contents: Contents, machine: Machine, cycles: int) -> str:
     fields = "\n".join(f"    system_addr_t {region.name};" for region in contents.regions)
     return HEAD.format(
-        precision="int8" if contents.fixed else "fp32",
-        firmware=NOTICE if contents.fixed else "",
+        precision="int8" if contents.is_int8 else "fp32",
+        firmware=NOTICE if contents.is_int8 else "",
         cycles=cycles,
         local_bytes=machine.local_bytes,
         fields=fields,
@@ -114,10 +116,10 @@ def _enumeration(definitions: Sequence[str]) -> str:
     return "\n".join((WHERE, "enum {", *definitions, "};\n"))
 
 
-def _main(kernel: str, calls: dict[int, str]) -> str:
+def _main_function(kernel: str, calls: dict[int, str]) -> str:
     """The function that the host launches. calls: the call of each layer's function, by layer number."""
     lines = [f"{calls[number]}; NPUC_DONE({number});" for number in sorted(calls)]
-    body = "\n".join(f"    {line}" for line in rolled(lines, tables=False))
+    body = "\n".join(f"    {line}" for line in roll_loops(lines, tables=False))
     given = "const arguments *to = (const arguments *)args" if lines else "(void)args"
     return (
         f"void {kernel}(const void *args);\n\nvoid {kernel}(const void *args)\n{{\n"
@@ -235,18 +237,18 @@ def layers(
         heading = " ".join((f"layer {number}:", what.op, what.tensor))
         lines = [line for region, each in own for line in _lines(region, each, places, copies, heading)]
         for_others = dict.fromkeys(call.tensor for _, each in own for call in each if call.tensor != what.tensor)
-        found.append(_LayerLines(number, _comment(heading, what, list(for_others)), tuple(rolled(lines))))
+        found.append(_LayerLines(number, _comment(heading, what, list(for_others)), tuple(roll_loops(lines))))
     return found
 
 
 def _comment(heading: str, what: Computed, others: Sequence[str]) -> str:
     """The comment of a layer: what it computes, its ONNX nodes, and the other layers it moves data for."""
-    lines = [f"{heading}, of {_listed(what.nodes)}" if what.nodes else heading]
-    lines += [f"    beside it: data for {_listed(others)}"] if others else []
+    lines = [f"{heading}, of {_list_names(what.nodes)}" if what.nodes else heading]
+    lines += [f"    beside it: data for {_list_names(others)}"] if others else []
     return "\n".join(map(c_comment, lines))
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
     return ", ".join(names[:NAMES]) + more
 
@@ -286,32 +288,34 @@ def functions(made: Sequence[_LayerLines]) -> list[_LayerFunction]:
     alike: dict[object, list[_LayerLines]] = {}
     for layer in made:
         alike.setdefault(_shape(layer), []).append(layer)
-    return [_shared(group) if len(group) > 1 else _alone(group[0]) for group in alike.values()]
+    return [_shared_function(group) if len(group) > 1 else _single_function(group[0]) for group in alike.values()]
 
 
 def _shape(layer: _LayerLines) -> object:
     """The key of layers that share a function: everything but addresses and rows of the copy table."""
     if len(layer.lines) < SHORTEST or any("static const" in line for line in layer.lines):
         return layer.number
-    return tuple((each.texts, each.values[:0] if _moves(each) else _fixed(each)) for each in layer.statements)
+    return tuple(
+        (each.texts, each.values[:0] if _moves(each) else _values_but_addresses(each)) for each in layer.statements
+    )
 
 
 def _moves(statement: Statement) -> bool:
     return statement.texts[0].startswith("load(")
 
 
-def _fixed(statement: Statement) -> tuple[str, ...]:
+def _values_but_addresses(statement: Statement) -> tuple[str, ...]:
     """The values of a statement, with buffer addresses left empty."""
     return tuple("" if value.base else value.text for value in statement.values)
 
 
-def _alone(layer: _LayerLines) -> _LayerFunction:
+def _single_function(layer: _LayerLines) -> _LayerFunction:
     function = f"layer_{layer.number}"
     text = _function(layer.comment, f"{function}(const arguments *to)", layer.lines)
     return _LayerFunction(text, {layer.number: f"{function}(to)"})
 
 
-def _shared(group: Sequence[_LayerLines]) -> _LayerFunction:
+def _shared_function(group: Sequence[_LayerLines]) -> _LayerFunction:
     """A function for several layers, and the table of the values that differ."""
     columns = list(
         zip(*([each for line in layer.statements for each in line.values] for layer in group), strict=True)
@@ -368,24 +372,29 @@ class _BufferConstants:
     def of(cls, program: Program, calls: Sequence[Instruction]) -> _BufferConstants:
         """The buffers of a program's calls. Raises ArtefactError (E502) for a damaged manifest."""
         regions = 1 + max((call.region for call in calls), default=-1)
-        found = _Finder(Contents.occupied(program.manifest, regions))
+        found = _Finder(Contents.read_occupied(program.manifest, regions))
         used = {
-            at: call for call in calls for arg in call.call.args if (at := found.at(arg, call.region)) is not None
+            at: call
+            for call in calls
+            for arg in call.call.args
+            if (at := found.buffer_at(arg, call.region)) is not None
         }
         ordered = sorted(used, key=lambda at: (found.buffers[at].first, found.buffers[at].start))
-        kept = {each.tensor: each for each in Contents.observed(program.manifest)}
-        weights = {found.at(call.call.args[2], call.region): call.call for call in calls if _weighted(call.call)}
+        kept = {each.tensor: each for each in Contents.read_observed(program.manifest)}
+        weights = {
+            found.buffer_at(call.call.args[2], call.region): call.call for call in calls if _has_weights(call.call)
+        }
         buffers = {at: found.buffers[at] for at in ordered}
-        whats = [_what(each, kept.get(each.buffer), weights.get(at)) for at, each in buffers.items()]
+        whats = [_describe_content(each, kept.get(each.buffer), weights.get(at)) for at, each in buffers.items()]
         return cls(list(buffers.values()), _identifiers([each.buffer for each in buffers.values()]), whats)
 
     def writer(self, region: int) -> Callable[[Position], str]:
         """A function that writes an address used in a region: the buffer's constant and a byte offset."""
 
         def text(address: Position) -> str:
-            at = self._finder.at(address, region)
+            at = self._finder.buffer_at(address, region)
             if at is None:
-                return local(address)
+                return local_address(address)
             further = address.offset - self.buffers[at].start
             return f"LOCAL({address.npu}, {self.names[at]}{f' + {further:#x}' if further else ''})"
 
@@ -408,7 +417,7 @@ class _Finder:
 
     buffers: Sequence[Occupied]
 
-    def at(self, arg: object, region: int) -> int | None:
+    def buffer_at(self, arg: object, region: int) -> int | None:
         """The number of the buffer that contains an address while a region runs; None if there is none."""
         if isinstance(arg, Position):
             for number, each in enumerate(self.buffers):
@@ -417,7 +426,7 @@ class _Finder:
         return None
 
 
-def _weighted(call: Call) -> bool:
+def _has_weights(call: Call) -> bool:
     """Whether a call states the shape of its weights; the call table of a foreign program may be arbitrary."""
     args = call.args
     return call.name in WEIGHTS and len(args) > 8 and (call.name == "bdc_matmul" or isinstance(args[4], Dim4))
@@ -429,7 +438,7 @@ def _identifiers(buffers: Sequence[str]) -> list[str]:
     return [names.new(f"AT_{c_identifier(buffer)[:LONGEST]}") for buffer in buffers]
 
 
-def _what(buffer: Occupied, kept: Observed | None, weighted: Call | None) -> str:
+def _describe_content(buffer: Occupied, kept: Observed | None, weighted: Call | None) -> str:
     """The shape and layout of a buffer's content, followed by a comma; empty if unknown."""
     if kept is not None and kept.offset == buffer.start:
         words = "in words of four images (4N), " if kept.dtype != "float32" else ""

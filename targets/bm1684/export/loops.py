@@ -32,7 +32,7 @@ class _CValue:
         base, _, offset = text.partition(" + ") if text.startswith("AT_") else ("", "", text)
         return cls(text, base, int(offset or "0", 0))
 
-    def growing(self, step: int) -> str:
+    def add_steps(self, step: int) -> str:
         """The value plus `i` times a step, in C."""
         if step == 0:
             return self.text
@@ -105,11 +105,11 @@ class _Loop:
         return [f"for (int i = 0; i < {self.count}; i++) {{", *table, *inside, "}"]
 
 
-def rolled(lines: Sequence[str], *, tables: bool = True) -> list[str]:
+def roll_loops(lines: Sequence[str], *, tables: bool = True) -> list[str]:
     """The statements, with repetitions as loops over `i` where that saves lines. tables: loops may use tables."""
     statements, found, at = [Statement.of(line) for line in lines], list[str](), 0
     while at < len(lines):
-        loop = _best(statements, at, tables=tables)
+        loop = _best_loop(statements, at, tables=tables)
         if loop is None:
             found.append(lines[at])
             at += 1
@@ -119,7 +119,7 @@ def rolled(lines: Sequence[str], *, tables: bool = True) -> list[str]:
     return found
 
 
-def _best(statements: Sequence[Statement], at: int, *, tables: bool) -> _Loop | None:
+def _best_loop(statements: Sequence[Statement], at: int, *, tables: bool) -> _Loop | None:
     """The loop starting at a statement that saves most lines; None if none saves any."""
     best, saved = None, 0
     for period in range(1, min(LONGEST, (len(statements) - at) // 2) + 1):
@@ -168,7 +168,7 @@ def _loop(statements: Sequence[Statement], at: int, period: int, count: int) -> 
     table: dict[tuple[_CValue, ...], str] = {}
     for column in _columns(statements, at, period, count):
         if all(_follows(column[0], column[1], later, turn) for turn, later in enumerate(column)):
-            written.append(column[0].growing(step(column[0], column[1]) or 0))
+            written.append(column[0].add_steps(step(column[0], column[1]) or 0))
             continue
         if any(value.number >= MOST for value in column):
             return None

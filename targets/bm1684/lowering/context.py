@@ -14,9 +14,9 @@ from math import inf, prod
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.targets.bm1684.lowering import matrices, moves
-from npuc.targets.bm1684.lowering.extents import within
+from npuc.targets.bm1684.lowering.extents import split_extents
 from npuc.targets.bm1684.lowering.kernel import Call, Load, Local, Step, SystemPlace, call
-from npuc.targets.bm1684.lowering.moves import ordered
+from npuc.targets.bm1684.lowering.moves import order_for_moves
 from npuc.targets.bm1684.lowering.tensors import (
     ALIGNMENT,
     ELEMENT,
@@ -24,9 +24,9 @@ from npuc.targets.bm1684.lowering.tensors import (
     Lowered,
     SystemView,
     Tensor,
-    known,
+    expect_view,
     local_shape,
-    merged,
+    merge_dims,
 )
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -73,7 +73,7 @@ class Lowering:
         self.buffers[name] = ceil_div(size, ALIGNMENT) * ALIGNMENT
         return name
 
-    def new(self, stem: str, shape: Dim4, npu: int = 0) -> Tensor:
+    def new_tensor(self, stem: str, shape: Dim4, npu: int = 0) -> Tensor:
         """A new tensor in its own buffer."""
         size = Tensor(shape, Local("", npu)).bytes(self.machine)
         return Tensor(shape, Local(self.buffer(stem, size), npu))
@@ -81,7 +81,7 @@ class Lowering:
     def emit(self, *calls: Call) -> None:
         """Appends a step of the current node; calls beyond the interface's extents are split."""
         assert len({each.on_gdma for each in calls}) == 1, calls
-        made = tuple(piece for each in calls for piece in within(each, self.machine))
+        made = tuple(piece for each in calls for piece in split_extents(each, self.machine))
         self.steps.append(Step(made, self.node.output, self.sources, self.node.op))
 
     # constants
@@ -95,7 +95,7 @@ class Lowering:
         @cache
         def loads(first: int, last: int) -> tuple[Call, ...]:
             strides = Dim4(columns * count, columns, columns, 1)
-            shape, place = Dim4(1, count, 1, last - first), at.shifted(ELEMENT * first)
+            shape, place = Dim4(1, count, 1, last - first), at.shift(ELEMENT * first)
             system = SystemPlace(WEIGHTS, source + ELEMENT * first)
             return (call("gdma_32bit_cpy_S2L", place, system, shape, strides, strides),)
 
@@ -105,7 +105,7 @@ class Lowering:
     def constant(self, stem: str, values: Array, npu: int = 0) -> Tensor:
         """A constant (N, C, H, W) in local memory, loaded before it is read."""
         shape = Dim4(*values.shape)
-        tensor = self.new(stem, shape, npu)
+        tensor = self.new_tensor(stem, shape, npu)
         self.fill(tensor, SystemView.continuous(WEIGHTS, self.weights.image(values) // ELEMENT, shape))
         return tensor
 
@@ -121,8 +121,8 @@ class Lowering:
         def loads(first: int, last: int) -> tuple[Call, ...]:
             if count == 1:
                 return moves.loads(tensor, view, self.machine, given)
-            part = Tensor(tensor.shape._replace(n=last - first), tensor.at.shifted(ELEMENT * stride * first))
-            return moves.loads(part, known(view.sliced(0, first, last - first)), self.machine)
+            part = Tensor(tensor.shape._replace(n=last - first), tensor.at.shift(ELEMENT * stride * first))
+            return moves.loads(part, expect_view(view.slice_axis(0, first, last - first)), self.machine)
 
         load = Load(tensor.at.buffer, count, loads)
         self.loads[tensor.at.buffer] = (*self.loads.get(tensor.at.buffer, ()), load)
@@ -133,23 +133,25 @@ class Lowering:
 
     # tensors of the graph
 
-    def local(self, name: str, width: int | None = None, npu: int | None = None) -> Tensor:
+    def load(self, name: str, width: int | None = None, npu: int | None = None) -> Tensor:
         """The tensor in local memory, loaded if need be. width: W of a matrix; npu: the NPU it has to start at."""
         found = self._local.get(name)
         if found is None or (width is not None and found.shape.w != width and len(self.graph.shape(name)) < 3):
-            found = self._fetched(name, width)
+            found = self._load_outside(name, width)
         if npu is None or found.at.npu == npu:
             return found
-        moved = self.new(f"{name}@{npu}", found.shape, npu)
+        moved = self.new_tensor(f"{name}@{npu}", found.shape, npu)
         self.emit(moves.copy(moved, found, self.machine))
         return moved
 
-    def _fetched(self, name: str, width: int | None) -> Tensor:
+    def _load_outside(self, name: str, width: int | None) -> Tensor:
         value = self.graph.constant(name)
         if value is not None:
             shape = local_shape(value.shape, width or 1)
             rows = value.reshape(shape.n, -1)
-            return self.constant(name, matrices.padded(rows, shape) if value.ndim < 3 else value.reshape(shape))
+            return self.constant(
+                name, matrices.pad_columns(rows, shape) if value.ndim < 3 else value.reshape(shape)
+            )
         extents = self.graph.shape(name)
         if len(extents) < 3 and width is None:
             width = ceil_div(prod(extents[-1:]), self.machine.npus)  # no rule asked for a width
@@ -164,23 +166,23 @@ class Lowering:
         The shape has the view's number of elements, or is that of a matrix with a partial last channel.
         """
         if prod(view.shape) != prod(shape):
-            return self._fetched_matrix(stem, view, shape, npu)
-        shaped, tensor = self.reshaped(view, shape), self.new(stem, shape, npu)
+            return self._load_matrix(stem, view, shape, npu)
+        shaped, tensor = self.reshape(view, shape), self.new_tensor(stem, shape, npu)
         if len(moves.loads(tensor, shaped, self.machine)) > 8:
-            shaped = known(self.continuous(shaped).reshaped(shape))
+            shaped = expect_view(self.make_continuous(shaped).reshape(shape))
         if self._from_start(shaped):
             self.fill(tensor, shaped)
             return tensor
         self.emit(*moves.loads(tensor, shaped, self.machine))
         return tensor
 
-    def _fetched_matrix(self, stem: str, view: SystemView, shape: Dim4, npu: int) -> Tensor:
+    def _load_matrix(self, stem: str, view: SystemView, shape: Dim4, npu: int) -> Tensor:
         """A loaded matrix whose last channel is partial."""
         columns = view.shape[-1]
-        rows = view.reshaped((shape.n, columns))
-        if rows is None or len(merged(rows.axes[1])) > 1:
-            rows = known(self.continuous(view).reshaped((shape.n, columns)))
-        tensor = self.new(stem, shape, npu)
+        rows = view.reshape((shape.n, columns))
+        if rows is None or len(merge_dims(rows.axes[1])) > 1:
+            rows = expect_view(self.make_continuous(view).reshape((shape.n, columns)))
+        tensor = self.new_tensor(stem, shape, npu)
         calls = matrices.loads(tensor, rows, self.machine)
         if self._from_start(rows):
             load = Load(tensor.at.buffer, 1, lambda _first, _last: calls)
@@ -200,13 +202,13 @@ class Lowering:
             if value is not None:
                 view = SystemView.continuous(WEIGHTS, self.weights.image(value) // ELEMENT, value.shape)
             else:
-                found = ordered(self.graph, name, self._local[name], self.destination, self.machine)
+                found = order_for_moves(self.graph, name, self._local[name], self.destination, self.machine)
                 view = found or self.destination(name)
                 self.store(view, self._local[name])
             self._views[name] = view
         return self._views[name]
 
-    def continuous(self, view: SystemView) -> SystemView:
+    def make_continuous(self, view: SystemView) -> SystemView:
         """The view in the continuous layout, copied if need be."""
         to = self.scratch_view(view.shape)
         if all(len(axis) == 1 for axis in view.axes) and SystemView(view.region, view.offset, to.axes) == view:
@@ -214,9 +216,9 @@ class Lowering:
         self.emit(*moves.copies(to, view))
         return to
 
-    def reshaped(self, view: SystemView, shape: Sequence[int]) -> SystemView:
+    def reshape(self, view: SystemView, shape: Sequence[int]) -> SystemView:
         """The view in another shape, copied if need be: a contiguous view can have every shape."""
-        return view.reshaped(shape) or known(self.continuous(view).reshaped(shape))
+        return view.reshape(shape) or expect_view(self.make_continuous(view).reshape(shape))
 
     def scratch_view(self, shape: Sequence[int]) -> SystemView:
         """A newly allocated view of the scratch region."""
@@ -237,10 +239,10 @@ class Lowering:
         """Stores a local tensor to system memory, in the view's shape."""
         shape = tensor.shape
         if prod(view.shape) != prod(shape):
-            rows = known(view.reshaped((shape.n, view.shape[-1])))
+            rows = expect_view(view.reshape((shape.n, view.shape[-1])))
             self.emit(*matrices.stores(rows, tensor, self.machine))
             return
-        shaped = view.reshaped(shape)
+        shaped = view.reshape(shape)
         if shaped is None:
             raise self.refusal("the order of its elements needs more than four dimensions")
         self.emit(*moves.stores(shaped, tensor, self.machine))
@@ -250,7 +252,7 @@ class Lowering:
         home = self.home(name)
         if home is not None and npu in (None, home.at.npu):
             return home
-        return self.new(name, shape, npu or 0)
+        return self.new_tensor(name, shape, npu or 0)
 
     def home(self, name: str) -> Tensor | None:
         """The tensor's part of a Concat, whose buffer is created on first use; None if it belongs to none."""
@@ -262,7 +264,7 @@ class Lowering:
             first += offset
         root = self._local.get(inner)
         if root is None:
-            root = self._local[inner] = self.new(inner, local_shape(self.graph.shape(inner)))
+            root = self._local[inner] = self.new_tensor(inner, local_shape(self.graph.shape(inner)))
             self._residents.setdefault(root.at.buffer, set()).add(inner)
         channels = local_shape(self.graph.shape(name)).c
         return root.channels(first, first + channels, self.machine)
@@ -291,7 +293,7 @@ class Lowering:
         """Whether the tensor is stored in its Concat when it is computed."""
         return name in self._joined
 
-    def whole(self, name: str) -> SystemView:
+    def concat_view(self, name: str) -> SystemView:
         """The view of a Concat in system memory."""
         if name not in self._wholes:
             self._wholes[name] = self.destination(name)
@@ -299,7 +301,7 @@ class Lowering:
 
     def part(self, name: str, whole: str, axis: int, first: int) -> SystemView:
         """The view of an operand's part of a Concat in system memory."""
-        return known(self.whole(whole).sliced(axis, first, self.graph.shape(name)[axis]))
+        return expect_view(self.concat_view(whole).slice_axis(axis, first, self.graph.shape(name)[axis]))
 
     def define_view(self, name: str, view: SystemView) -> None:
         """Records where a tensor of the graph is in system memory."""
@@ -309,13 +311,13 @@ class Lowering:
         """Whether the tensor is in local memory now."""
         return name in self._local
 
-    def overwritable(self, tensor: Tensor) -> bool:
+    def may_overwrite(self, tensor: Tensor) -> bool:
         """Whether nothing after the current node reads the content of the tensor's buffer."""
         at = self._position
         residents = self._residents.get(tensor.at.buffer, set())
         return bool(residents) and all(self._last.get(name, -1) <= at for name in residents)
 
-    def room(self, *tensors: Tensor) -> int:
+    def free_bytes(self, *tensors: Tensor) -> int:
         """Free bytes per NPU beside these tensors and those that the current or a later node reads."""
         kept = (name for name in self._local if self._last[name] >= self._position and not self.is_joined(name))
         alive = {self._local[name].at.buffer for name in kept}

@@ -16,7 +16,7 @@ from npuc.ir import Array, Node
 from npuc.ops import has_input
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import Lowering
-from npuc.targets.bm1684.lowering.elementwise import activation
+from npuc.targets.bm1684.lowering.elementwise import activation_calls
 from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair, call
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, to_2ic_mode
@@ -63,7 +63,7 @@ def convolve(lo: Lowering, form: ConvForm, x: Tensor, out: Tensor, last: Node) -
     Weights that do not fit are divided further: each piece serves one image after the other, and if a single block
     row exceeds local memory, it is divided by input channels, whose partial sums are accumulated (result_add).
     """
-    room = lo.room(x, out)
+    room = lo.free_bytes(x, out)
     all_rows = ceil_div(out.at.npu + len(form.weights), lo.machine.npus)
     if out.shape.n > 1 and all_rows * (row_bytes(form.weights) + ELEMENT) <= room:
         _emit_piece(lo, form, [(x, out)], last, all_rows)
@@ -87,7 +87,7 @@ def _emit_piece(
     calls = [
         each
         for x, out in images
-        for each in (conv_call(form, image, x, out), *(activation(last, out) if last else ()))
+        for each in (conv_call(form, image, x, out), *(activation_calls(last, out) if last else ()))
     ]
     lo.emit(*calls)
 
@@ -161,7 +161,7 @@ def weight_image(lo: Lowering, taps: Array, bias: Array | None, npu: int, rows: 
     if bias is not None:
         parts.append(in_rows(bias[:, np.newaxis], npu - start, rows, npus))
     at = replace(lo.rows(f"{lo.node.output}/weights", np.concatenate(parts, axis=1), start), npu=npu)
-    return at, None if bias is None else at.shifted(ELEMENT * rows * columns)
+    return at, None if bias is None else at.shift(ELEMENT * rows * columns)
 
 
 def in_rows(values: Array, first: int, rows: int, npus: int) -> Array:

@@ -28,7 +28,7 @@ from npuc.targets.bm1684.lowering.conv_calls import (
     taps,
     weight_image,
 )
-from npuc.targets.bm1684.lowering.elementwise import activation
+from npuc.targets.bm1684.lowering.elementwise import activation_calls
 from npuc.targets.bm1684.lowering.kernel import Call, Pair, call
 from npuc.targets.bm1684.lowering.slicing import SHARE
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor
@@ -49,7 +49,7 @@ def streams(lo: Lowering, node: Node) -> bool:
     alone = lo.graph.only_reader(name) is not None and not lo.is_local(name) and lo.from_outside(name)
     dense = GROUP(node) == 1 and len(shape) == 4 and shape[0] == 1
     weights = lo.graph.constant(node.inputs[1])
-    if not (alone and dense) or weights is None or lo.view(name).sliced(2, 0, 1) is None:
+    if not (alone and dense) or weights is None or lo.view(name).slice_axis(2, 0, 1) is None:
         return False
     window = window_of(node, weights.shape[2:])
     if max(window.begins[0], window.ends[0]) >= window.reach[0]:
@@ -60,7 +60,7 @@ def streams(lo: Lowering, node: Node) -> bool:
 
 def stream(lo: Lowering, node: Node) -> None:
     """Emits a convolution of a network input strip by strip, with zero channels added where that pays."""
-    form, view = _folded(lo, form_of(lo, node, add=False), lo.view(node.inputs[0]))
+    form, view = _fold_cheapest(lo, form_of(lo, node, add=False), lo.view(node.inputs[0]))
     image, out = Dim4(*view.shape), lo.output(node.output, Dim4(*lo.graph.shape(node.output)))
     channels = _cheapest_channels(form, image.c, lo)
     more = np.zeros((len(form.weights), channels - image.c, *form.weights.shape[2:]), np.float32)
@@ -72,13 +72,13 @@ def stream(lo: Lowering, node: Node) -> None:
         count = min(rows, out.shape.h - first)
         x, window = _strip(lo, view, image._replace(c=channels), form.window, first, count)
         for (part, target), weights in zip(pieces, images, strict=True):
-            at = target.at.shifted(ELEMENT * first * out.shape.w)
+            at = target.at.shift(ELEMENT * first * out.shape.w)
             strip = Tensor(target.shape._replace(h=count), at)
-            lo.emit(conv_call(replace(part, window=window), weights, x, strip), *activation(node, strip))
+            lo.emit(conv_call(replace(part, window=window), weights, x, strip), *activation_calls(node, strip))
     lo.define(node.output, out)
 
 
-def _folded(lo: Lowering, form: ConvForm, view: SystemView) -> tuple[ConvForm, SystemView]:
+def _fold_cheapest(lo: Lowering, form: ConvForm, view: SystemView) -> tuple[ConvForm, SystemView]:
     """The convolution with rows of the image turned into channels, if its stride allows it and it costs less.
 
     Row f * q + p of channel c becomes row q of channel p * C + c, likewise in the kernel. Windows of 7 rows with
@@ -161,9 +161,9 @@ def _strip(
     low = first * window.strides[0] - window.begins[0]
     high = (first + count - 1) * window.strides[0] + window.reach[0] - window.begins[0]
     start, behind = max(low, 0), min(high, image.h)
-    part = view.sliced(2, start, behind - start)
+    part = view.slice_axis(2, start, behind - start)
     assert part is not None
-    x = lo.new(f"{lo.node.inputs[0]}/rows", image._replace(h=behind - start))
+    x = lo.new_tensor(f"{lo.node.inputs[0]}/rows", image._replace(h=behind - start))
     have = prod(extent for extent, _ in view.axes[1])
     lo.fill(x.channels(0, have, lo.machine), part)
     if have < image.c:
@@ -200,7 +200,7 @@ def takes_sum(node: Node, channels: int) -> bool:
 def _output(lo: Lowering, node: Node) -> Tensor:
     shape = Dim4(*lo.graph.shape(node.output))
     if _depthwise(node, lo.graph.shape(node.inputs[0])[1]):
-        return lo.output(node.output, shape, lo.local(node.inputs[0]).at.npu)
+        return lo.output(node.output, shape, lo.load(node.inputs[0]).at.npu)
     return lo.output(node.output, shape)
 
 
@@ -209,7 +209,7 @@ def _depthwise(node: Node, channels: int) -> bool:
 
 
 def _convolve(lo: Lowering, node: Node, last: Node, out: Tensor, *, add: bool) -> None:
-    x, form = lo.local(node.inputs[0]), form_of(lo, node, add=add)
+    x, form = lo.load(node.inputs[0]), form_of(lo, node, add=add)
     group = GROUP(node)
     if _depthwise(node, x.shape.c) and out.shape.c == x.shape.c:
         _depthwise_calls(lo, form, x, out, last)
@@ -226,7 +226,7 @@ def _groups(
         yield form, x, out
         return
     inputs, outputs = x.shape.c // group, out.shape.c // group
-    together = _together(group, inputs, outputs, lo.machine.npus)
+    together = _groups_per_call(group, inputs, outputs, lo.machine.npus)
     if x.shape.n > 1 and together < group:
         together = group
     for first in range(0, group, together):
@@ -240,7 +240,7 @@ def _groups(
             yield part, source, out.channels(a, b, lo.machine)
 
 
-def _together(group: int, inputs: int, outputs: int, npus: int) -> int:
+def _groups_per_call(group: int, inputs: int, outputs: int, npus: int) -> int:
     """The number of groups that one call computes: fewest multiply steps, then fewest calls."""
 
     def cost(count: int) -> tuple[int, int]:
@@ -252,8 +252,8 @@ def _together(group: int, inputs: int, outputs: int, npus: int) -> int:
 
 def _depthwise_calls(lo: Lowering, form: ConvForm, x: Tensor, out: Tensor, last: Node) -> None:
     """One call; if the weights do not fit, a piece of them at a time, for one image after the other."""
-    x = lo.local(last.inputs[0], npu=out.at.npu) if x.at.npu != out.at.npu else x
-    C, (kh, kw), room = out.shape.c, form.window.kernel, lo.room(x, out)
+    x = lo.load(last.inputs[0], npu=out.at.npu) if x.at.npu != out.at.npu else x
+    C, (kh, kw), room = out.shape.c, form.window.kernel, lo.free_bytes(x, out)
     rows = ceil_div(out.at.npu + C, lo.machine.npus)
     if rows * ELEMENT * (kh * kw + 1) <= room:
         _depthwise_piece(lo, form, [(x, out)], last, rows)
@@ -274,7 +274,7 @@ def _depthwise_piece(
         window = (padding(w, x.shape, out.shape), Pair(*w.strides), Pair(*w.dilations))
         operands = (out.at, x.at, at, bias or at, x.shape)
         calls.append(call("bdc_depthwise2d", *operands, kh, kw, bias is not None, *window))
-        calls += activation(last, out)
+        calls += activation_calls(last, out)
     lo.emit(*calls)
 
 
@@ -284,7 +284,7 @@ def conv_transpose(lo: Lowering, node: Node) -> None:
     if weights is None:
         raise lo.refusal(f"the weights '{node.inputs[1]}' are computed at run time")
     bias = lo.graph.constant(node.inputs[2]) if has_input(node, 2) else None
-    w, x = window_of(node, weights.shape[2:]), lo.local(node.inputs[0])
+    w, x = window_of(node, weights.shape[2:]), lo.load(node.inputs[0])
     before = [reach - 1 - begin for reach, begin in zip(w.reach, w.begins, strict=True)]
     if min(before) < 0:
         raise lo.refusal(f"the padding {list(w.begins)} exceeds the kernel")
@@ -307,7 +307,7 @@ def _spread(lo: Lowering, x: Tensor, strides: tuple[int, ...], read: tuple[int, 
     if strides == (1, 1) and (h, w) == extents:
         return x
     pixels = x.shape._replace(h=ceil_div(h, strides[0]), w=ceil_div(w, strides[1]))
-    spread = lo.new(f"{lo.node.output}/spread", x.shape._replace(h=h, w=w), x.at.npu)
+    spread = lo.new_tensor(f"{lo.node.output}/spread", x.shape._replace(h=h, w=w), x.at.npu)
     step = spread.stride(lo.machine)
     to = step._replace(h=step.h * strides[0], w=strides[1])
     of = None if pixels == x.shape else x.stride(lo.machine)

@@ -20,7 +20,7 @@ from npuc.targets.bm1684.machine.local_memory import Dim4
 BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
 
 
-def activation(node: Node, on: Tensor) -> tuple[Call, ...]:
+def activation_calls(node: Node, on: Tensor) -> tuple[Call, ...]:
     """The calls of a fused Relu or Clip, in place."""
     match ACTIVATION(node):
         case "Relu":
@@ -55,9 +55,9 @@ def binary(lo: Lowering, node: Node) -> None:
     left, right = _operands(lo, node)
     like = left if left.shape == local_shape(lo.graph.shape(node.output), left.shape.w) else right
     out = _result(lo, node, like, right if like is left else left)
-    strides = (None, _repeating(lo, left, out), _repeating(lo, right, out))
+    strides = (None, _broadcast_strides(lo, left, out), _broadcast_strides(lo, right, out))
     made = call(f"bdc_{BINARY[node.op]}", out.at, left.at, right.at, out.shape, *strides)
-    lo.emit(made, *activation(node, out))
+    lo.emit(made, *activation_calls(node, out))
     lo.define(node.output, out)
 
 
@@ -80,13 +80,13 @@ def _scalar_form(op: str, index: int, value: float) -> Recipe:
     """The recipe of an operation with a scalar. index: which operand the scalar is."""
     match op, index:
         case "Sub", 0:
-            return lambda f: f.to("C_sub", value)
+            return lambda f: f.append("C_sub", value)
         case "Div", 0:
-            return lambda f: f.to("C_div", value)
+            return lambda f: f.append("C_div", value)
         case "Div", 1:
-            return lambda f: f.to("mul_C", 1.0 / value) if _power_of_two(value) else f.to("div_C", value)
+            return lambda f: f.append("mul_C", 1.0 / value) if _power_of_two(value) else f.append("div_C", value)
         case _:
-            return lambda f: f.to(f"{BINARY[op]}_C", value)
+            return lambda f: f.append(f"{BINARY[op]}_C", value)
 
 
 def _power_of_two(value: float) -> bool:
@@ -100,18 +100,18 @@ def _operands(lo: Lowering, node: Node) -> tuple[Tensor, Tensor]:
     names, result = node.inputs[:2], lo.graph.shape(node.output)
     whole = [name for name in names if lo.graph.shape(name) == result]
     if not whole:
-        return _repeated(lo, names[0], result), _repeated(lo, names[1], result)
+        return _load_broadcast(lo, names[0], result), _load_broadcast(lo, names[1], result)
     first = next((name for name in whole if lo.is_local(name)), whole[0])
-    base = lo.local(first)
+    base = lo.load(first)
     width = base.shape.w if len(result) < 3 else None
-    found = [base if name == first else _beside(lo, name, base, result, width) for name in names]
+    found = [base if name == first else _load_beside(lo, name, base, result, width) for name in names]
     return found[0], found[1]
 
 
-def _beside(lo: Lowering, name: str, base: Tensor, result: Sequence[int], width: int | None) -> Tensor:
+def _load_beside(lo: Lowering, name: str, base: Tensor, result: Sequence[int], width: int | None) -> Tensor:
     shape = lo.graph.shape(name)
     if tuple(shape) == tuple(result):
-        return lo.local(name, width, base.at.npu)
+        return lo.load(name, width, base.at.npu)
     aligned = (1,) * (len(result) - len(shape)) + tuple(shape)
     inner = local_shape(aligned)
     fits = len(result) > 2 and inner.c == base.shape.c
@@ -121,19 +121,19 @@ def _beside(lo: Lowering, name: str, base: Tensor, result: Sequence[int], width:
         and lo.graph.constant(name) is None
     )
     if fits and len(shape) == len(result):
-        return lo.local(name, None, base.at.npu)
-    return _repeated(lo, name, result, base)
+        return lo.load(name, None, base.at.npu)
+    return _load_broadcast(lo, name, result, base)
 
 
-def _repeated(lo: Lowering, name: str, result: Sequence[int], base: Tensor | None = None) -> Tensor:
+def _load_broadcast(lo: Lowering, name: str, result: Sequence[int], base: Tensor | None = None) -> Tensor:
     """An operand broadcast to the result's shape as it is loaded from system memory."""
-    view = lo.view(name).repeated(result)
+    view = lo.view(name).broadcast(result)
     if base is None:
         return lo.fetch(f"{name}/repeated", view, local_shape(result))
     return lo.fetch(f"{name}/repeated", view, base.shape, base.at.npu)
 
 
-def _repeating(lo: Lowering, tensor: Tensor, out: Tensor) -> Dim4 | None:
+def _broadcast_strides(lo: Lowering, tensor: Tensor, out: Tensor) -> Dim4 | None:
     """Strides of a broadcast operand, 0 along broadcast axes; None if it has the result's shape."""
     if tensor.shape == out.shape:
         return None
@@ -147,7 +147,7 @@ def _result(lo: Lowering, node: Node, like: Tensor, other: Tensor | None = None)
     Not in place if the other operand may partly overlap the overwritten one.
     """
     apart = other is None or other == like or other.at.buffer != like.at.buffer
-    if apart and lo.home(node.output) is None and lo.overwritable(like):
+    if apart and lo.home(node.output) is None and lo.may_overwrite(like):
         return like
     return lo.output(node.output, like.shape, like.at.npu)
 
@@ -163,15 +163,15 @@ class ComposedFunction:
 
     def temporary(self) -> Tensor:
         """A new tensor of the operand's shape."""
-        return self.lo.new(f"{self.lo.node.output}/temporary", self.x.shape, self.x.at.npu)
+        return self.lo.new_tensor(f"{self.lo.node.output}/temporary", self.x.shape, self.x.at.npu)
 
-    def to(self, name: str, *values: float, out: Tensor | None = None, of: Tensor | None = None) -> Tensor:
+    def append(self, name: str, *values: float, out: Tensor | None = None, of: Tensor | None = None) -> Tensor:
         """Appends out = name(of, *values); `of` defaults to x, `out` to y."""
         to, x = out or self.y, of or self.x
         self.calls.append(call(f"bdc_{name}", to.at, x.at, *map(float, values), x.shape, None, None))
         return to
 
-    def both(self, name: str, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    def append_binary(self, name: str, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         """Appends out = name(a, b); `out` defaults to y."""
         to = out or self.y
         self.calls.append(call(f"bdc_{name}", to.at, a.at, b.at, to.shape, None, None, None))
@@ -182,9 +182,9 @@ class ComposedFunction:
     ) -> Tensor:
         """Appends exp, sigmoid or tanh of an operand clipped to limits; needs a work tensor and a new result."""
         to, x, work, (low, high) = out or self.y, of or self.x, self.temporary(), limits
-        limited = self.to("max_C", low, out=self.temporary(), of=x)
+        limited = self.append("max_C", low, out=self.temporary(), of=x)
         if high is not None:
-            self.to("min_C", high, out=limited, of=limited)
+            self.append("min_C", high, out=limited, of=limited)
         self.calls.append(call(f"bdc_{name}_tunable", to.at, limited.at, work.at, x.shape, TERMS))
         return to
 
@@ -214,9 +214,9 @@ def one_operand(lo: Lowering, node: Node, recipe: Recipe, *, fresh: bool = False
     """Emits a function of a node's one computed operand. fresh: the result must not overwrite the operand."""
     whole = lo.graph.shape(node.output)
     computed = (name for name in node.inputs if name and lo.graph.constant(name) is None)
-    x = lo.local(next(name for name in computed if lo.graph.shape(name) == whole))
+    x = lo.load(next(name for name in computed if lo.graph.shape(name) == whole))
     y = lo.output(node.output, x.shape, x.at.npu) if fresh else _result(lo, node, x)
     function = ComposedFunction(lo, x, y, [])
     recipe(function)
-    lo.emit(*function.calls, *activation(node, y))
+    lo.emit(*function.calls, *activation_calls(node, y))
     lo.define(node.output, y)

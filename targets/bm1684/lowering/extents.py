@@ -38,7 +38,7 @@ class _Parts(NamedTuple):
     rest: tuple[Arg, ...]
 
 
-def within(call: Call, machine: Machine) -> Iterator[Call]:
+def split_extents(call: Call, machine: Machine) -> Iterator[Call]:
     """The call, or equivalent calls on parts of its tensors."""
     if call.on_gdma or call.name.removeprefix("bdc_") in OTHERS:
         yield call
@@ -51,20 +51,20 @@ def within(call: Call, machine: Machine) -> Iterator[Call]:
         return
     parts = _Parts(call.args[:at], shape, call.args[at + 1 :])
     strided = any(isinstance(arg, Dim4) for arg in parts.rest)
-    yield from (_along_axes if strided else _dense)(call, parts, machine)
+    yield from (_split_axes if strided else _split_dense)(call, parts, machine)
 
 
 def _fits(shape: Dim4) -> bool:
     return all(extent <= most for extent, most in zip(shape, MOST, strict=True))
 
 
-def _dense(call: Call, parts: _Parts, machine: Machine) -> Iterator[Call]:
+def _split_dense(call: Call, parts: _Parts, machine: Machine) -> Iterator[Call]:
     shape = parts.shape
     size = shape.h * shape.w
     columns = next((w for w in range(min(MOST.w, size), 0, -1) if size % w == 0 and size // w <= MOST.h), None)
     even = None if columns is None else Dim4(shape.n, shape.c, size // columns, columns)
     if even is not None and _fits(even):
-        yield _called(call, parts.operands, even, parts.rest)
+        yield _replace_shape(call, parts.operands, even, parts.rest)
         return
     inner = [(0, even.h, even.w)] if even is not None else list(_runs(size))
     step = MOST.c // machine.npus * machine.npus if even is not None else machine.npus
@@ -73,8 +73,8 @@ def _dense(call: Call, parts: _Parts, machine: Machine) -> Iterator[Call]:
     for image, (first, behind), (start, h, w) in product(range(shape.n), _cuts(npu, shape.c, step), inner):
         at_npu, row = block(first, npu, machine)
         offset = ELEMENT * (image * stride.n + row * stride.c + start)
-        operands = _moved(call, parts.operands, at_npu, offset, ELEMENT * row)
-        yield _called(call, operands, Dim4(1, behind - first, h, w), parts.rest)
+        operands = _move_operands(call, parts.operands, at_npu, offset, ELEMENT * row)
+        yield _replace_shape(call, operands, Dim4(1, behind - first, h, w), parts.rest)
 
 
 def _runs(size: int) -> Iterator[tuple[int, int, int]]:
@@ -93,16 +93,16 @@ def _cuts(npu: int, channels: int, step: int) -> Iterator[tuple[int, int]]:
         first = behind
 
 
-def _moved(call: Call, operands: tuple[Arg, ...], npu: int, offset: int, row: int) -> tuple[Arg, ...]:
+def _move_operands(call: Call, operands: tuple[Arg, ...], npu: int, offset: int, row: int) -> tuple[Arg, ...]:
     """The operands of a part that starts at an NPU. row: the offset of per-channel operands."""
     full = len(operands) - PER_CHANNEL.get(call.name, 0)
     return tuple(
-        replace(arg.shifted(offset if at < full else row), npu=npu) if isinstance(arg, Local) else arg
+        replace(arg.shift(offset if at < full else row), npu=npu) if isinstance(arg, Local) else arg
         for at, arg in enumerate(operands)
     )
 
 
-def _along_axes(call: Call, parts: _Parts, machine: Machine) -> Iterator[Call]:
+def _split_axes(call: Call, parts: _Parts, machine: Machine) -> Iterator[Call]:
     shape, places = parts.shape, [arg for arg in parts.operands if isinstance(arg, Local)]
     assert len(places) == len(parts.rest), call
     strides = [
@@ -116,13 +116,13 @@ def _along_axes(call: Call, parts: _Parts, machine: Machine) -> Iterator[Call]:
     for n, (first, behind), h, w in product(others[0], channels, others[2], others[3]):
         at_npu, row = block(first, npu, machine)
         moved = iter(
-            replace(place.shifted(ELEMENT * (n * s.n + row * s.c + h * s.h + w * s.w)), npu=at_npu)
+            replace(place.shift(ELEMENT * (n * s.n + row * s.c + h * s.h + w * s.w)), npu=at_npu)
             for place, s in zip(places, strides, strict=True)
         )
         operands = tuple(next(moved) if isinstance(arg, Local) else arg for arg in parts.operands)
         sizes = (min(steps.n, shape.n - n), behind - first, min(steps.h, shape.h - h), min(steps.w, shape.w - w))
-        yield _called(call, operands, Dim4(*sizes), tuple(strides))
+        yield _replace_shape(call, operands, Dim4(*sizes), tuple(strides))
 
 
-def _called(call: Call, operands: tuple[Arg, ...], shape: Dim4, rest: tuple[Arg, ...]) -> Call:
+def _replace_shape(call: Call, operands: tuple[Arg, ...], shape: Dim4, rest: tuple[Arg, ...]) -> Call:
     return replace(call, args=(*operands, shape, *rest))

@@ -20,7 +20,7 @@ from npuc.ops.windows import Window
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.conv_calls import ConvForm
 from npuc.targets.bm1684.lowering.convolutions import STRIP_BYTES, STRIPS, fold, folded_view, folds, strip_rows
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, expect_view
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -86,28 +86,30 @@ def strips(lo: Lowering, node: Node, form: ConvForm, out: Dim4) -> Iterator[tupl
         count, window = min(rows, out.h - first), spread.form.window
         low = first * window.strides[0] - window.begins[0]
         start, behind = max(low, 0), min(low + (count - 1) * window.strides[0] + window.reach[0], view.shape[2])
-        x = _loaded(lo, node, spread, known(view.sliced(2, start, behind - start)))
+        x = _load_copies(lo, node, spread, expect_view(view.slice_axis(2, start, behind - start)))
         yield replace(spread.form, window=replace(window, begins=(start - low, 0))), x, first, count
 
 
-def _loaded(lo: Lowering, node: Node, spread: Spread, view: SystemView) -> Tensor:
+def _load_copies(lo: Lowering, node: Node, spread: Spread, view: SystemView) -> Tensor:
     """The copies of some rows of the image, with zeros before and behind it."""
     _, channels, rows, columns = view.shape
-    x = lo.new(f"{node.inputs[0]}/rows", Dim4(1, spread.copies * channels, rows, spread.columns))
+    x = lo.new_tensor(f"{node.inputs[0]}/rows", Dim4(1, spread.copies * channels, rows, spread.columns))
     zeros = SystemView(WEIGHTS, lo.weights.zeros(spread.columns) // ELEMENT, (((1, 0),),) * 4)
     for number in range(spread.copies):
         copy = x.channels(number * channels, (number + 1) * channels, lo.machine)
         begin = min(max(spread.before - number, 0), spread.columns)
         end = max(min(columns + spread.before - number, spread.columns), begin)
-        source = known(view.sliced(3, begin - spread.before + number, end - begin)) if end > begin else zeros
+        source = (
+            expect_view(view.slice_axis(3, begin - spread.before + number, end - begin)) if end > begin else zeros
+        )
         for first, last, given in ((0, begin, zeros), (begin, end, source), (end, spread.columns, zeros)):
             if last > first:
-                part = Tensor(copy.shape._replace(w=last - first), copy.at.shifted(ELEMENT * first))
-                lo.fill(part, _wide(given, part.shape), x.stride(lo.machine))
+                part = Tensor(copy.shape._replace(w=last - first), copy.at.shift(ELEMENT * first))
+                lo.fill(part, _broadcast_zeros(given, part.shape), x.stride(lo.machine))
     return x
 
 
-def _wide(view: SystemView, shape: Dim4) -> SystemView:
+def _broadcast_zeros(view: SystemView, shape: Dim4) -> SystemView:
     """A view of data, or of zeros as many as a shape has."""
     if view.shape == tuple(shape):
         return view

@@ -75,7 +75,7 @@ def _in_words(each: TensorType) -> TensorType:
     return TensorType((ceil_div(images, IMAGES), *others), each.dtype)
 
 
-def sliced(quantised: Quantised, machine: Machine) -> Quantised:
+def slice_maps(quantised: Quantised, machine: Machine) -> Quantised:
     """The network with maps that exceed local memory in slices of rows; the same one if that does not help."""
     found = parts(quantised.graph)
     words, wholes, _ = slicing.slice_layers(found.words, machine)
@@ -183,14 +183,14 @@ def _conv(quantised: Quantised, lo: Lowering, node: Node) -> None:
     """IntConv: dense or depthwise."""
     layer = _layer(quantised, lo, node, lo.graph.shape(node.inputs[0])[1])
     shape = Dim4(*lo.graph.shape(node.output))
-    if not layer.depthwise and streams(lo, node) and lo.view(node.inputs[0]).sliced(3, 0, 1) is not None:
+    if not layer.depthwise and streams(lo, node) and lo.view(node.inputs[0]).slice_axis(3, 0, 1) is not None:
         out = lo.output(node.output, shape)
         _stream(lo, node, layer, out)
         lo.define(node.output, out)
         return
-    x = lo.local(node.inputs[0])
+    x = lo.load(node.inputs[0])
     out = lo.output(node.output, shape, x.at.npu if layer.depthwise else None)
-    room = lo.room(x, out)
+    room = lo.free_bytes(x, out)
     size = layer.rows.shape[1]
     whole = ceil_div(out.at.npu + shape.c, lo.machine.npus)
     together = shape.n > 1 and not any(_wraps(each, lo.machine) for each in (x, out))
@@ -225,7 +225,7 @@ def _stream(lo: Lowering, node: Node, layer: _ConvLayer, out: Tensor) -> None:
 
 def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
     """Rows of a tensor of one block row."""
-    return Tensor(tensor.shape._replace(h=count), tensor.at.shifted(ELEMENT * first * tensor.shape.w))
+    return Tensor(tensor.shape._replace(h=count), tensor.at.shift(ELEMENT * first * tensor.shape.w))
 
 
 def _wraps(tensor: Tensor, machine: Machine) -> bool:
@@ -295,7 +295,7 @@ def _weight_image(lo: Lowering, layer: _ConvLayer, npu: int, rows: int) -> Image
     ]
     words = [_whole_words(grid) for grid in grids]
     at = replace(lo.rows(f"{lo.node.output}/weights", np.concatenate(words, axis=1).view("<f4"), start), npu=npu)
-    return at, at.shifted(words[0].shape[1])
+    return at, at.shift(words[0].shape[1])
 
 
 def _whole_words(values: Array) -> Array:
@@ -304,7 +304,7 @@ def _whole_words(values: Array) -> Array:
 
 def _max_pool(quantised: Quantised, lo: Lowering, node: Node) -> None:
     """MaxPool; tensors that wrap (see `_wraps`) one word of images at a time."""
-    x = lo.local(node.inputs[0])
+    x = lo.load(node.inputs[0])
     shape = Dim4(*lo.graph.shape(node.output))
     out = lo.output(node.output, shape, x.at.npu)
     w = window_of(node, KERNEL_SHAPE(node))
@@ -314,11 +314,11 @@ def _max_pool(quantised: Quantised, lo: Lowering, node: Node) -> None:
         words = list(_words((x, out), _images(quantised, node), lo.machine))
     pads = padding(w, x.shape, shape)
 
-    def pooled(source: Tensor, target: Tensor, images: int) -> Call:
+    def pool_call(source: Tensor, target: Tensor, images: int) -> Call:
         window = (*w.kernel, pads, Pair(*w.strides))
         return call("bdc_fix8b_max_pool2d", target.at, source.at, source.shape, *window, signed, images)
 
-    lo.emit(*(pooled(pair[0], pair[1], images) for pair, images in words))
+    lo.emit(*(pool_call(pair[0], pair[1], images) for pair, images in words))
     lo.define(node.output, out)
 
 
@@ -331,24 +331,24 @@ def _sum(lo: Lowering, node: Node) -> None:
     *zeros, zero = ZEROS(node)
     factors, shifts, unsigned = FACTORS(node), SHIFTS(node), zero == UNSIGNED
 
-    def summed(out: Tensor, operands: Sequence[Tensor], work: Tensor, _images: int) -> Call:
+    def sum_call(out: Tensor, operands: Sequence[Tensor], work: Tensor, _images: int) -> Call:
         signed = [z != UNSIGNED for z in zeros]
         places = (out.at, *(each.at for each in operands), work.at, out.shape)
         if len(operands) == 1:
             return call("bdc_fix8b_rescale", *places, factors[0], shifts[0], signed[0], unsigned)
         return call("bdc_fix8b_sum", *places, Pair(*factors), Pair(*shifts), *signed, unsigned)
 
-    _by_block_rows(lo, node, node.inputs, summed)
+    _by_block_rows(lo, node, node.inputs, sum_call)
 
 
 def _relu(zeros: Zeros, lo: Lowering, node: Node) -> None:
     """IntRelu on signed elements: max(x, 0)."""
     assert zeros.get(node.output, 0) != UNSIGNED
 
-    def limited(out: Tensor, operands: Sequence[Tensor], work: Tensor, _images: int) -> Call:
+    def rescale_call(out: Tensor, operands: Sequence[Tensor], work: Tensor, _images: int) -> Call:
         return call("bdc_fix8b_rescale", out.at, operands[0].at, work.at, out.shape, 1, 0, True, True)
 
-    _by_block_rows(lo, node, node.inputs[:1], limited)
+    _by_block_rows(lo, node, node.inputs[:1], rescale_call)
 
 
 def _product(lo: Lowering, node: Node) -> None:
@@ -358,11 +358,11 @@ def _product(lo: Lowering, node: Node) -> None:
     names, zeros = zip(*ordered, strict=True)
     signed, unsigned = [zero != UNSIGNED for zero in zeros], ZEROS(node)[-1] == UNSIGNED
 
-    def multiplied(out: Tensor, operands: Sequence[Tensor], work: Tensor, _images: int) -> Call:
+    def product_call(out: Tensor, operands: Sequence[Tensor], work: Tensor, _images: int) -> Call:
         places = (out.at, *(each.at for each in operands), work.at, *(each.shape for each in operands))
         return call("bdc_fix8b_product", *places, factor, shift, *signed, unsigned)
 
-    _by_block_rows(lo, node, names, multiplied, 4)
+    _by_block_rows(lo, node, names, product_call, 4)
 
 
 def _lookup(quantised: Quantised, tables: _Tables, lo: Lowering, node: Node) -> None:
@@ -390,16 +390,16 @@ def _by_block_rows(
 
     images: of the result, if its calls depend on it.
     """
-    first = lo.local(names[0])
-    operands = [first, *(lo.local(name, npu=first.at.npu) for name in names[1:])]
+    first = lo.load(names[0])
+    operands = [first, *(lo.load(name, npu=first.at.npu) for name in names[1:])]
     out = lo.output(node.output, first.shape, first.at.npu)
     piece = first.shape._replace(n=width, c=min(first.shape.c, lo.machine.npus))
     wraps = ceil_div(first.at.npu + piece.c, lo.machine.npus)
-    work = lo.new(
+    work = lo.new_tensor(
         f"{node.output}/products", piece._replace(c=wraps * lo.machine.npus if wraps > 1 else piece.c), 0
     )
 
-    def made() -> Iterator[Call]:
+    def block_calls() -> Iterator[Call]:
         for word, count in _words((out, *operands), images, lo.machine):
             for start in range(0, first.shape.c, piece.c):
                 behind = min(start + piece.c, first.shape.c)
@@ -407,5 +407,5 @@ def _by_block_rows(
                 between = replace(work, at=replace(work.at, npu=target.at.npu))
                 yield computed(target, sources, between, count)
 
-    lo.emit(*made())
+    lo.emit(*block_calls())
     lo.define(node.output, out)

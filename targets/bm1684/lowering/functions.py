@@ -36,22 +36,22 @@ def _clip(node: Node) -> Recipe:
     low, high = MIN(node), MAX(node)
 
     def recipe(f: ComposedFunction) -> None:
-        _between(f, low, high)
+        _clip_between(f, low, high)
 
     return recipe
 
 
-def _between(f: ComposedFunction, low: float, high: float) -> None:
+def _clip_between(f: ComposedFunction, low: float, high: float) -> None:
     """y = the operand clipped to limits."""
     done = None
     if low == 0:
-        done = f.to("relu")
+        done = f.append("relu")
     elif low > -inf:
-        done = f.to("max_C", low)
+        done = f.append("max_C", low)
     if high < inf:
-        done = f.to("min_C", high, of=done)
+        done = f.append("min_C", high, of=done)
     if done is None:
-        f.to("mul_C", 1.0)
+        f.append("mul_C", 1.0)
 
 
 def _hard_sigmoid(node: Node) -> Recipe:
@@ -63,24 +63,24 @@ def _hard_sigmoid(node: Node) -> Recipe:
 
 def _ramp(f: ComposedFunction, alpha: float, beta: float) -> None:
     """y = alpha * x + beta, clipped to 0..1."""
-    f.to("mul_C", alpha)
-    f.to("add_C", beta, of=f.y)
-    f.to("relu", of=f.y)
-    f.to("min_C", 1.0, of=f.y)
+    f.append("mul_C", alpha)
+    f.append("add_C", beta, of=f.y)
+    f.append("relu", of=f.y)
+    f.append("min_C", 1.0, of=f.y)
 
 
 def _hard_swish(f: ComposedFunction) -> None:
     _ramp(f, 1 / 6, 0.5)
-    f.both("mul", f.x, f.y)
+    f.append_binary("mul", f.x, f.y)
 
 
 def _swish(node: Node) -> Recipe:
     alpha = SWISH_ALPHA(node)
 
     def recipe(f: ComposedFunction) -> None:
-        inner = f.x if alpha == 1 else f.to("mul_C", alpha, out=f.temporary())
+        inner = f.x if alpha == 1 else f.append("mul_C", alpha, out=f.temporary())
         f.series("sigmoid", SIGMOID, of=inner)
-        f.both("mul", f.x, f.y)
+        f.append_binary("mul", f.x, f.y)
 
     return recipe
 
@@ -90,8 +90,8 @@ def _leaky(node: Node) -> Recipe:
     alpha = LEAKY_ALPHA(node)
 
     def recipe(f: ComposedFunction) -> None:
-        f.to("mul_C", alpha)
-        f.both("max" if alpha <= 1 else "min", f.x, f.y)
+        f.append("mul_C", alpha)
+        f.append_binary("max" if alpha <= 1 else "min", f.x, f.y)
 
     return recipe
 
@@ -100,25 +100,25 @@ def _elu(node: Node) -> Recipe:
     """relu(x) + alpha * (exp(min(x, 0)) - 1)."""
 
     def recipe(f: ComposedFunction) -> None:
-        below = f.to("min_C", 0.0, out=f.temporary())
+        below = f.append("min_C", 0.0, out=f.temporary())
         f.series("exp", BELOW, of=below)
-        f.to("add_C", -1.0, of=f.y)
-        f.to("mul_C", ELU_ALPHA(node), of=f.y)
-        f.to("relu", out=below)
-        f.both("add", f.y, below)
+        f.append("add_C", -1.0, of=f.y)
+        f.append("mul_C", ELU_ALPHA(node), of=f.y)
+        f.append("relu", out=below)
+        f.append_binary("add", f.y, below)
 
     return recipe
 
 
 def _mish(f: ComposedFunction) -> None:
     """x * tanh(log(1 + e)) = x * e (e + 2) / (e (e + 2) + 2) with e = exp(x)."""
-    below = f.to("min_C", LARGEST_EXPONENT, out=f.temporary())
+    below = f.append("min_C", LARGEST_EXPONENT, out=f.temporary())
     e = f.series("exp", BELOW, out=f.temporary(), of=below)
-    f.to("add_C", 2.0, of=e)
-    product = f.both("mul", e, f.y, out=e)
-    f.to("add_C", 2.0, of=product)
-    f.both("div", product, f.y)
-    f.both("mul", f.x, f.y)
+    f.append("add_C", 2.0, of=e)
+    product = f.append_binary("mul", e, f.y, out=e)
+    f.append("add_C", 2.0, of=product)
+    f.append_binary("div", product, f.y)
+    f.append_binary("mul", f.x, f.y)
 
 
 ERF_P = 0.3275911
@@ -133,25 +133,25 @@ def _erf(f: ComposedFunction) -> None:
 def _erf_of(f: ComposedFunction, scale: float) -> None:
     """y = erf(scale * x): the series on |x|, then the sign, as x / |x|."""
     size = f.temporary()
-    f.to("mul_C", -1.0, out=size)
-    f.both("max", f.x, size, out=size)
-    f.to("mul_C", scale, out=size, of=size)
-    t = f.to("mul_C", ERF_P, out=f.temporary(), of=size)
-    f.to("add_C", 1.0, out=t, of=t)
-    f.to("C_div", 1.0, out=t, of=t)
-    total = f.to("mul_C", ERF[0], of=t)
+    f.append("mul_C", -1.0, out=size)
+    f.append_binary("max", f.x, size, out=size)
+    f.append("mul_C", scale, out=size, of=size)
+    t = f.append("mul_C", ERF_P, out=f.temporary(), of=size)
+    f.append("add_C", 1.0, out=t, of=t)
+    f.append("C_div", 1.0, out=t, of=t)
+    total = f.append("mul_C", ERF[0], of=t)
     for term in ERF[1:]:
-        f.to("add_C", term, out=total, of=total)
-        f.both("mul", total, t, out=total)
-    square = f.both("mul", size, size, out=f.temporary())
-    f.to("mul_C", -1.0, out=square, of=square)
+        f.append("add_C", term, out=total, of=total)
+        f.append_binary("mul", total, t, out=total)
+    square = f.append_binary("mul", size, size, out=f.temporary())
+    f.append("mul_C", -1.0, out=square, of=square)
     bell = f.series("exp", BELOW, out=t, of=square)
-    f.both("mul", total, bell, out=total)
-    f.to("C_sub", 1.0, out=total, of=total)
-    f.to("max_C", 1e-30, out=size, of=size)
-    sign = f.to("mul_C", scale, out=square)
-    f.both("div", sign, size, out=sign)
-    f.both("mul", total, sign, out=total)
+    f.append_binary("mul", total, bell, out=total)
+    f.append("C_sub", 1.0, out=total, of=total)
+    f.append("max_C", 1e-30, out=size, of=size)
+    sign = f.append("mul_C", scale, out=square)
+    f.append_binary("div", sign, size, out=sign)
+    f.append_binary("mul", total, sign, out=total)
 
 
 def _gelu(node: Node) -> Recipe:
@@ -159,30 +159,30 @@ def _gelu(node: Node) -> Recipe:
 
     def recipe(f: ComposedFunction) -> None:
         if tanh:
-            inner = f.both("mul", f.x, f.x, out=f.temporary())
-            f.to("mul_C", 0.044715, out=inner, of=inner)
-            f.to("add_C", 1.0, out=inner, of=inner)
-            f.both("mul", f.x, inner, out=inner)
-            f.to("mul_C", sqrt(2 / pi), out=inner, of=inner)
+            inner = f.append_binary("mul", f.x, f.x, out=f.temporary())
+            f.append("mul_C", 0.044715, out=inner, of=inner)
+            f.append("add_C", 1.0, out=inner, of=inner)
+            f.append_binary("mul", f.x, inner, out=inner)
+            f.append("mul_C", sqrt(2 / pi), out=inner, of=inner)
             f.series("tanh", TANH, of=inner)
         else:
             _erf_of(f, sqrt(0.5))
-        f.to("add_C", 1.0, of=f.y)
-        f.both("mul", f.x, f.y)
-        f.to("mul_C", 0.5, of=f.y)
+        f.append("add_C", 1.0, of=f.y)
+        f.append_binary("mul", f.x, f.y)
+        f.append("mul_C", 0.5, of=f.y)
 
     return recipe
 
 
 def _abs(f: ComposedFunction) -> None:
-    f.to("neg")
-    f.both("max", f.x, f.y)
+    f.append("neg")
+    f.append_binary("max", f.x, f.y)
 
 
 def _softsign(f: ComposedFunction) -> None:
     _abs(f)
-    f.to("add_C", 1.0, of=f.y)
-    f.both("div", f.x, f.y)
+    f.append("add_C", 1.0, of=f.y)
+    f.append_binary("div", f.x, f.y)
 
 
 def _always(step: Callable[[ComposedFunction], object]) -> Callable[[Node], Recipe]:
@@ -199,7 +199,7 @@ def _fake_quantize(node: Node) -> Recipe:
 
     def recipe(f: ComposedFunction) -> None:
         _steps(f, scale, zero, dtype)
-        f.to("mul_C", scale, of=f.y)
+        f.append("mul_C", scale, of=f.y)
 
     return recipe
 
@@ -207,11 +207,11 @@ def _fake_quantize(node: Node) -> Recipe:
 def _steps(f: ComposedFunction, scale: float, zero: int, dtype: str) -> None:
     """y = the operand divided by the scale, clipped to the integer type's limits minus the zero point, rounded."""
     limits = np.iinfo(dtype)
-    f.to("div_C", scale)
-    f.to("max_C", float(limits.min - zero), of=f.y)
-    f.to("min_C", float(limits.max - zero), of=f.y)
-    f.to("add_C", ROUNDING, of=f.y)
-    f.to("sub_C", ROUNDING, of=f.y)
+    f.append("div_C", scale)
+    f.append("max_C", float(limits.min - zero), of=f.y)
+    f.append("min_C", float(limits.max - zero), of=f.y)
+    f.append("add_C", ROUNDING, of=f.y)
+    f.append("sub_C", ROUNDING, of=f.y)
 
 
 POWERS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0, 4.0)
@@ -226,13 +226,13 @@ def power(lo: Lowering, node: Node) -> None:
         if abs(exponent) == 0.5:
             f.root("sqrt")
         elif abs(exponent) == 1.0:
-            f.to("mul_C", 1.0)
+            f.append("mul_C", 1.0)
         else:
-            f.both("mul", f.x, f.x)
+            f.append_binary("mul", f.x, f.x)
         if exponent > 2:
-            f.both("mul", f.y, f.x if exponent == 3.0 else f.y)
+            f.append_binary("mul", f.y, f.x if exponent == 3.0 else f.y)
         if exponent < 0:
-            f.to("C_div", 1.0, of=f.y)
+            f.append("C_div", 1.0, of=f.y)
 
     one_operand(lo, node, recipe, fresh=True)
 
@@ -243,7 +243,7 @@ def quantize_linear(lo: Lowering, node: Node) -> None:
 
     def recipe(f: ComposedFunction) -> None:
         _steps(f, scale, zero, dtype)
-        f.to("add_C", float(zero), of=f.y)
+        f.append("add_C", float(zero), of=f.y)
 
     one_operand(lo, node, recipe)
 
@@ -253,8 +253,8 @@ def dequantize_linear(lo: Lowering, node: Node) -> None:
     scale, zero, _ = _quantisation(lo, node, lo.graph.tensors[node.inputs[0]].dtype)
 
     def recipe(f: ComposedFunction) -> None:
-        f.to("sub_C", float(zero))
-        f.to("mul_C", scale, of=f.y)
+        f.append("sub_C", float(zero))
+        f.append("mul_C", scale, of=f.y)
 
     one_operand(lo, node, recipe)
 
@@ -266,7 +266,7 @@ def _quantisation(lo: Lowering, node: Node, dtype: str) -> tuple[float, int, str
 
 
 RECIPES: Mapping[str, Callable[[Node], Recipe]] = {
-    "Relu": _always(lambda f: f.to("relu")),
+    "Relu": _always(lambda f: f.append("relu")),
     "Clip": _clip,
     "LeakyRelu": _leaky,
     "Elu": _elu,
@@ -281,8 +281,8 @@ RECIPES: Mapping[str, Callable[[Node], Recipe]] = {
     "Tanh": _always(lambda f: f.series("tanh", TANH)),
     "Exp": _always(lambda f: f.series("exp", EXP)),
     "Sqrt": _always(lambda f: f.root("sqrt")),
-    "Reciprocal": _always(lambda f: f.to("C_div", 1.0)),
-    "Neg": _always(lambda f: f.to("neg")),
+    "Reciprocal": _always(lambda f: f.append("C_div", 1.0)),
+    "Neg": _always(lambda f: f.append("neg")),
     "Abs": _always(_abs),
     "FakeQuantize": _fake_quantize,
 }

@@ -1,7 +1,7 @@
 """The kernel: OKK calls with static addresses, in regions in which GDMA and BDC run in parallel.
 
 Lowering emits symbolic calls, whose operands name local-memory buffers; the planner assigns every buffer an
-address, and `Call.placed` puts the addresses into the calls, which emission then writes.
+address, and `Call.place` puts the addresses into the calls, which emission then writes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Local:
     npu: int = 0
     offset: int = 0
 
-    def shifted(self, offset: int) -> Local:
+    def shift(self, offset: int) -> Local:
         """The place `offset` bytes further into the buffer, at the same NPU."""
         return replace(self, offset=self.offset + offset)
 
@@ -77,7 +77,7 @@ class Call:
         """Every buffer that it reads or writes."""
         return (*self.reads, self.writes) if self.writes else self.reads
 
-    def placed(self, addresses: Mapping[str, int]) -> Call:
+    def place(self, addresses: Mapping[str, int]) -> Call:
         """The call with an address for every operand."""
 
         def place(arg: Arg) -> Arg:

@@ -14,12 +14,12 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.kernel import Call, SystemPlace, call
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known, merged
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, expect_view, merge_dims
 from npuc.targets.bm1684.machine.local_memory import Dim4, block
 from npuc.targets.bm1684.machine.parameters import Machine
 
 
-def padded(values: Array, shape: Dim4) -> Array:
+def pad_columns(values: Array, shape: Dim4) -> Array:
     """A matrix (M, K) as (M, C, 1, W), padded with copies of its last column."""
     columns = shape.c * shape.w
     if columns == values.shape[1]:
@@ -45,9 +45,9 @@ def loads(tensor: Tensor, view: SystemView, machine: Machine) -> tuple[Call, ...
     if rest == 0:
         return tuple(calls)
     last, first, stride = parts[-1]
-    behind = Tensor(Dim4(shape.n, 1, rest, 1), last.at.shifted(ELEMENT * (columns - first)))
-    column = known(view.sliced(1, columns - 1, 1))
-    repeated = known(column.repeated((shape.n, rest)).reshaped(behind.shape))
+    behind = Tensor(Dim4(shape.n, 1, rest, 1), last.at.shift(ELEMENT * (columns - first)))
+    column = expect_view(view.slice_axis(1, columns - 1, 1))
+    repeated = expect_view(column.broadcast((shape.n, rest)).reshape(behind.shape))
     return (*calls, *moves.loads(behind, repeated, machine, stride._replace(h=1)))
 
 
@@ -72,17 +72,17 @@ def _parts(tensor: Tensor, columns: int, machine: Machine) -> Iterator[tuple[Ten
         yield replace(tensor, shape=shape._replace(c=whole)), 0, stride
     if rest:
         npu, row = block(whole, tensor.at.npu, machine)
-        at = replace(tensor.at, npu=npu).shifted(ELEMENT * row * stride.c)
+        at = replace(tensor.at, npu=npu).shift(ELEMENT * row * stride.c)
         yield Tensor(Dim4(shape.n, 1, 1, rest), at), whole * shape.w, stride
 
 
 def _columns(view: SystemView, first: int, shape: Dim4) -> SystemView:
-    return known(known(view.sliced(1, first, shape.c * shape.w)).reshaped(shape))
+    return expect_view(expect_view(view.slice_axis(1, first, shape.c * shape.w)).reshape(shape))
 
 
 def _whole_rows(view: SystemView, tensor: Tensor) -> int | None:
     """The row stride if one matrix call can move the view: from NPU 0, extents up to 65,535; else None."""
-    rows, columns = (merged(axis) for axis in view.axes)
+    rows, columns = (merge_dims(axis) for axis in view.axes)
     if len(rows) != 1 or columns != ((view.shape[1], 1),) or tensor.at.npu or max(view.shape) > moves.MOST:
         return None
     ((count, stride),) = rows

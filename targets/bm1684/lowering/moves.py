@@ -19,7 +19,7 @@ from npuc.frozen import frozen
 from npuc.ir import Graph
 from npuc.ops.attributes import PERM
 from npuc.targets.bm1684.lowering.kernel import Call, Local, SystemPlace, call
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, local_shape, merged
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, local_shape, merge_dims
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -42,19 +42,19 @@ def loads(tensor: Tensor, view: SystemView, machine: Machine, stride: Dim4 | Non
 
     stride: the tensor's strides, if it is part of a larger one.
     """
-    return tuple(_between(tensor, view, stride or tensor.stride(machine), machine, store=False))
+    return tuple(_move_calls(tensor, view, stride or tensor.stride(machine), machine, store=False))
 
 
 def stores(view: SystemView, tensor: Tensor, machine: Machine, stride: Dim4 | None = None) -> tuple[Call, ...]:
     """The calls that store a tensor to a view with the same four dimensions."""
-    return tuple(_between(tensor, view, stride or tensor.stride(machine), machine, store=True))
+    return tuple(_move_calls(tensor, view, stride or tensor.stride(machine), machine, store=True))
 
 
 def copies(to: SystemView, source: SystemView) -> tuple[Call, ...]:
     """The calls that copy a view to another one of the same shape."""
-    dims = [dim for a, b in zip(to.axes, source.axes, strict=True) for dim in _common(a, b)]
+    dims = [dim for a, b in zip(to.axes, source.axes, strict=True) for dim in _refine(a, b)]
     calls: list[Call] = []
-    for at, (n, c, h, w) in _blocks(_joined(dims), 4):
+    for at, (n, c, h, w) in _blocks(_merge_dims(dims), 4):
         a, b = (_offset(at, side) for side in ("a", "b"))
         args = (
             SystemPlace(to.region, ELEMENT * (to.offset + a)),
@@ -83,11 +83,13 @@ def copy(to: Tensor, source: Tensor, machine: Machine) -> Call:
     return call("gdma_32bit_cpy_L2L", to.at, source.at, to.shape, to.stride(machine), source.stride(machine))
 
 
-def _between(tensor: Tensor, view: SystemView, stride: Dim4, machine: Machine, *, store: bool) -> Iterator[Call]:
-    n, c, h, w = (merged(axis) for axis in view.axes)
+def _move_calls(
+    tensor: Tensor, view: SystemView, stride: Dim4, machine: Machine, *, store: bool
+) -> Iterator[Call]:
+    n, c, h, w = (merge_dims(axis) for axis in view.axes)
     others = [*_steps(n, stride.n), *_steps(h, stride.h), *_steps(w, stride.w)]
     *outer, (channels, c_stride) = c
-    blocks = list(_blocks(_joined(others), 3))
+    blocks = list(_blocks(_merge_dims(others), 3))
     most = MOST // machine.npus * machine.npus
     pieces = [(start, min(most, channels - start)) for start in range(0, channels, most)]
     for index in product(*(range(extent) for extent, _ in outer)):
@@ -99,7 +101,7 @@ def _between(tensor: Tensor, view: SystemView, stride: Dim4, machine: Machine, *
             begin = first * channels + start
             part = tensor.channels(begin, begin + count, machine) if begin else tensor
             system = SystemPlace(view.region, ELEMENT * (view.offset + base + start * c_stride + _offset(at, "a")))
-            local = part.at.shifted(ELEMENT * _offset(at, "b"))
+            local = part.at.shift(ELEMENT * _offset(at, "b"))
             shape = Dim4(dn.extent, count, dh.extent, dw.extent)
             outside, inside = Dim4(dn.a, c_stride, dh.a, dw.a), Dim4(dn.b, stride.c, dh.b, dw.b)
             if store:
@@ -117,9 +119,9 @@ def _steps(axis: Sequence[tuple[int, int]], stride: int) -> list[_Dim]:
     return found
 
 
-def _common(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> list[_Dim]:
+def _refine(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> list[_Dim]:
     """The common refinement of an axis that two views split differently; one side's extents divide the other's."""
-    left, right, found = list(merged(a)), list(merged(b)), list[_Dim]()
+    left, right, found = list(merge_dims(a)), list(merge_dims(b)), list[_Dim]()
     while left and right:
         (m, s), (n, t) = left.pop(), right.pop()
         inner = min(m, n)
@@ -131,7 +133,7 @@ def _common(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> list[
     return found
 
 
-def _joined(dims: Sequence[_Dim]) -> list[_Dim]:
+def _merge_dims(dims: Sequence[_Dim]) -> list[_Dim]:
     """Equivalent dimensions, merged where possible; the last one is contiguous on both sides or of extent 1."""
     found: list[_Dim] = []
     for dim in dims:
@@ -167,34 +169,34 @@ DIRECT = 8
 """The most calls that load a view without a copy before."""
 
 
-def ordered(
+def order_for_moves(
     graph: Graph, name: str, tensor: Tensor, home: Callable[[str], SystemView], machine: Machine
 ) -> SystemView | None:
     """Where to store a tensor so that the result of its moves is contiguous; None if that does not pay.
 
     home: returns the contiguous view that a tensor of the graph is stored to.
     """
-    end, moved = _moved(graph, name)
+    end, moved = _follow_moves(graph, name)
     dims = [dim for axis in moved.axes for dim in axis if dim[0] > 1]
     if dims == sorted(dims, key=lambda dim: -dim[1]) or prod(tensor.shape) != prod(graph.shape(name)):
         return None
     steps = [prod(extent for extent, _ in dims[at + 1 :]) for at in range(len(dims))]
     before = sorted(zip(dims, steps, strict=True), key=lambda each: -each[0][1])
     axis = tuple((extent, step) for (extent, _), step in before)
-    view = SystemView("", 0, (axis,)).reshaped(graph.shape(name))
+    view = SystemView("", 0, (axis,)).reshape(graph.shape(name))
     if view is None or not _pays(graph.shape(name), view, moved, tensor, end in graph.outputs, machine):
         return None
     to = home(end)
     return SystemView(to.region, to.offset, view.axes)
 
 
-def _moved(graph: Graph, name: str) -> tuple[str, SystemView]:
+def _follow_moves(graph: Graph, name: str) -> tuple[str, SystemView]:
     """The last of a chain of Reshapes and Transposes (sole readers), as a view of the contiguous tensor."""
     view = SystemView.continuous("", 0, graph.shape(name))
     reader = graph.only_reader(name)
     while reader is not None and reader.op in ("Reshape", "Transpose"):
         shape = graph.shape(reader.output)
-        after = view.transposed(PERM(reader)) if reader.op == "Transpose" else view.reshaped(shape)
+        after = view.transpose(PERM(reader)) if reader.op == "Transpose" else view.reshape(shape)
         if after is None:
             break
         name, view = reader.output, after
@@ -206,21 +208,21 @@ def _pays(
     shape: Sequence[int], view: SystemView, moved: SystemView, tensor: Tensor, delivered: bool, machine: Machine
 ) -> bool:
     """Whether a store in another order costs less than a plain one with the copy or loads that follow it."""
-    stored = _stored(view, tensor, machine)
-    plain = _stored(SystemView.continuous("", 0, shape), tensor, machine)
+    stored = _store_calls(view, tensor, machine)
+    plain = _store_calls(SystemView.continuous("", 0, shape), tensor, machine)
     if stored is None or plain is None:
         return False
     continuous = SystemView.continuous("", 0, moved.shape)
     after = price(copies(continuous, moved), machine)
     form = local_shape(moved.shape)
     if not delivered and len(moved.shape) > 2:
-        local, as_it_is, at_once = Tensor(form, Local("")), moved.reshaped(form), continuous.reshaped(form)
+        local, as_it_is, at_once = Tensor(form, Local("")), moved.reshape(form), continuous.reshape(form)
         assert at_once is not None
         if as_it_is is not None and len(calls := loads(local, as_it_is, machine)) <= DIRECT:
             after = price(calls, machine) - price(loads(local, at_once, machine), machine)
     return price(stored, machine) < price(plain, machine) + after
 
 
-def _stored(view: SystemView, tensor: Tensor, machine: Machine) -> tuple[Call, ...] | None:
-    shaped = view.reshaped(tensor.shape)
+def _store_calls(view: SystemView, tensor: Tensor, machine: Machine) -> tuple[Call, ...] | None:
+    shaped = view.reshape(tensor.shape)
     return None if shaped is None else stores(shaped, tensor, machine)

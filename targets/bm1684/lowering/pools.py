@@ -29,12 +29,12 @@ from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.conv_calls import band, padding
-from npuc.targets.bm1684.lowering.elementwise import ComposedFunction, activation
+from npuc.targets.bm1684.lowering.elementwise import ComposedFunction, activation_calls
 from npuc.targets.bm1684.lowering.extents import MOST
 from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair, call
-from npuc.targets.bm1684.lowering.matrices import padded
-from npuc.targets.bm1684.lowering.moves import ordered
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known, merged
+from npuc.targets.bm1684.lowering.matrices import pad_columns
+from npuc.targets.bm1684.lowering.moves import order_for_moves
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, expect_view, merge_dims
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 
 MOVES = 8
@@ -50,7 +50,7 @@ def rows_of(length: int) -> tuple[int, int] | None:
     return None if found is None else (length // found, found)
 
 
-def _pooled(
+def _pool_call(
     name: str, x: Tensor, out: Tensor, kernel: tuple[int, ...], pads: Padding, strides: tuple[int, ...]
 ) -> Call:
     """max_pool2d or avg_pool2d."""
@@ -59,7 +59,7 @@ def _pooled(
 
 def _over_vector(name: str, x: Tensor, out: Tensor) -> Call:
     """The maximum or the average of every vector."""
-    return _pooled(name, x, out, (x.shape.h, x.shape.w), Padding(0, 0, 0, 0), (1, 1))
+    return _pool_call(name, x, out, (x.shape.h, x.shape.w), Padding(0, 0, 0, 0), (1, 1))
 
 
 def _with_one(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) -> Call:
@@ -93,7 +93,7 @@ def _side_by_side(lo: Lowering, node: Node, axis: int) -> bool:
         return False
     x = lo.fetch(f"{node.output}/vectors", lo.view(node.inputs[0]), form)
     found = _softmax_of_images(lo, x)
-    view = ordered(lo.graph, node.output, found, lo.destination, machine) or lo.destination(node.output)
+    view = order_for_moves(lo.graph, node.output, found, lo.destination, machine) or lo.destination(node.output)
     lo.store(view, found)
     lo.define_view(node.output, view)
     return True
@@ -107,8 +107,8 @@ def _groups(count: int, lo: Lowering) -> Callable[[int], int]:
 
 def _softmax_of_images(lo: Lowering, x: Tensor) -> Tensor:
     """exp(x - max) / sum, along the images."""
-    one = lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(n=1), x.at.npu)
-    e = lo.new(f"{lo.node.output}/exponentials", x.shape, x.at.npu)
+    one = lo.new_tensor(f"{lo.node.output}/of_vectors", x.shape._replace(n=1), x.at.npu)
+    e = lo.new_tensor(f"{lo.node.output}/exponentials", x.shape, x.at.npu)
     f = ComposedFunction(lo, x, e, [])
     f.series("exp", (-80.0, None))
     lo.emit(*_over_images(lo, "max", x, one), _with_image(lo, "sub", x, x, one))
@@ -132,30 +132,30 @@ def _with_image(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) ->
 
 def reduction(lo: Lowering, node: Node) -> None:
     """ReduceMean, ReduceSum, ReduceMax and ReduceMin."""
-    _each(lo, node, tuple(sorted(AXES(node))), _reduced, keep=False)
+    _each(lo, node, tuple(sorted(AXES(node))), _reduce_vectors, keep=False)
 
 
 def _softmax(lo: Lowering, x: Tensor) -> Tensor:
-    one = lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(h=1, w=1), x.at.npu)
-    e = lo.new(f"{lo.node.output}/exponentials", x.shape, x.at.npu)
+    one = lo.new_tensor(f"{lo.node.output}/of_vectors", x.shape._replace(h=1, w=1), x.at.npu)
+    e = lo.new_tensor(f"{lo.node.output}/exponentials", x.shape, x.at.npu)
     lo.emit(_over_vector("max", x, one), _with_one(lo, "sub", x, x, one))
     f = ComposedFunction(lo, x, e, [])
     f.series("exp", (-80.0, None))
     g = ComposedFunction(lo, one, one, [])
     total = _over_vector("avg", e, one)
-    g.to("mul_C", float(x.shape.h * x.shape.w))
+    g.append("mul_C", float(x.shape.h * x.shape.w))
     lo.emit(*f.calls, total, *g.calls, _with_one(lo, "div", x, e, one))
     return x
 
 
-def _reduced(lo: Lowering, x: Tensor) -> Tensor:
-    op, one = lo.node.op, lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(h=1, w=1), x.at.npu)
+def _reduce_vectors(lo: Lowering, x: Tensor) -> Tensor:
+    op, one = lo.node.op, lo.new_tensor(f"{lo.node.output}/of_vectors", x.shape._replace(h=1, w=1), x.at.npu)
     before, behind = ComposedFunction(lo, x, x, []), ComposedFunction(lo, one, one, [])
     if op == "ReduceMin":
-        before.to("neg")
-        behind.to("neg")
+        before.append("neg")
+        behind.append("neg")
     if op == "ReduceSum":
-        behind.to("mul_C", float(x.shape.h * x.shape.w))
+        behind.append("mul_C", float(x.shape.h * x.shape.w))
     name = "max" if op in ("ReduceMax", "ReduceMin") else "avg"
     lo.emit(*before.calls, _over_vector(name, x, one), *behind.calls)
     return one
@@ -172,11 +172,12 @@ def _each(
     if form is None:
         raise lo.refusal(f"vectors of {length} elements, which no window of {MOST.h} x {MOST.w} covers")
     cuts = list(_cuts(lo, count, length))
-    source = _flat(lo, lo.view(node.inputs[0]).transposed(order), (count, length), whole=len(cuts) == 1)
+    source = _flat(lo, lo.view(node.inputs[0]).transpose(order), (count, length), whole=len(cuts) == 1)
     to, found = _destination(lo, node, order, Dim4(1, count, *form), len(cuts)) if keep else _of_vectors(lo, node)
     for first, behind in cuts:
         part, target = (
-            each if len(cuts) == 1 else known(each.sliced(0, first, behind - first)) for each in (source, to)
+            each if len(cuts) == 1 else expect_view(each.slice_axis(0, first, behind - first))
+            for each in (source, to)
         )
         x = lo.fetch(f"{node.output}/vectors", part, Dim4(1, behind - first, *form))
         lo.store(target, compute(lo, x))
@@ -185,16 +186,16 @@ def _each(
 
 def _flat(lo: Lowering, view: SystemView, shape: tuple[int, int], *, whole: bool) -> SystemView:
     """The view as vectors (count, length); for parts of it, with a single dimension of vectors."""
-    flat = view.reshaped(shape)
-    if flat is None or not (whole or len(merged(flat.axes[0])) == 1):
-        return known(lo.continuous(view).reshaped(shape))
+    flat = view.reshape(shape)
+    if flat is None or not (whole or len(merge_dims(flat.axes[0])) == 1):
+        return expect_view(lo.make_continuous(view).reshape(shape))
     return flat
 
 
 def _of_vectors(lo: Lowering, node: Node) -> tuple[SystemView, SystemView]:
     """The destination of one number per vector: flat, and in the result's shape."""
     view = lo.destination(node.output)
-    return known(view.reshaped((prod(view.shape), 1))), view
+    return expect_view(view.reshape((prod(view.shape), 1))), view
 
 
 def _destination(
@@ -202,14 +203,14 @@ def _destination(
 ) -> tuple[SystemView, SystemView]:
     """The destination of vectors: directly in the result if a few moves suffice, else contiguous in scratch."""
     view = lo.destination(node.output)
-    direct = view.transposed(order).reshaped(form)
+    direct = view.transpose(order).reshape(form)
     tensor = Tensor(form, Local(""))
     if cuts == 1 and direct is not None and len(moves.stores(direct, tensor, lo.machine)) <= MOVES:
         return direct, view
     shape = lo.graph.shape(node.output)
     rows = lo.scratch_view((form.c, form.h * form.w))
-    ordered = known(rows.reshaped([shape[axis] for axis in order]))
-    return rows, ordered.transposed([order.index(axis) for axis in range(len(shape))])
+    ordered = expect_view(rows.reshape([shape[axis] for axis in order]))
+    return rows, ordered.transpose([order.index(axis) for axis in range(len(shape))])
 
 
 def _cuts(lo: Lowering, count: int, length: int) -> Iterator[tuple[int, int]]:
@@ -222,7 +223,7 @@ def _cuts(lo: Lowering, count: int, length: int) -> Iterator[tuple[int, int]]:
 
 def pool(lo: Lowering, node: Node) -> None:
     """MaxPool, AveragePool and their global forms."""
-    x = lo.local(node.inputs[0])
+    x = lo.load(node.inputs[0])
     shape = Dim4(*lo.graph.shape(node.output))
     out = lo.output(node.output, shape, x.at.npu)
     if node.op.startswith("Global"):
@@ -232,25 +233,25 @@ def pool(lo: Lowering, node: Node) -> None:
     if max(window.dilations) > 1:
         raise lo.refusal(f"dilations are {list(window.dilations)}")
     name = "max" if "Max" in node.op else "avg"
-    calls = [_pooled(name, x, out, window.kernel, padding(window, x.shape, shape), window.strides)]
+    calls = [_pool_call(name, x, out, window.kernel, padding(window, x.shape, shape), window.strides)]
     correction = None if name == "max" else _correction(node, window, x.shape, shape)
     if correction is not None:
         calls.append(_times(lo, out, correction))
-    lo.emit(*calls, *activation(node, out))
+    lo.emit(*calls, *activation_calls(node, out))
     lo.define(node.output, out)
 
 
 def _correction(node: Node, window: Window, x: Dim4, out: Dim4) -> Array | None:
     """Window size over the elements that ONNX counts, per output position (H, W); None if all are 1."""
     counts = [
-        _counted(extent, count, window, axis, include=bool(COUNT_INCLUDE_PAD(node)))
+        _count_elements(extent, count, window, axis, include=bool(COUNT_INCLUDE_PAD(node)))
         for axis, (extent, count) in enumerate(((x.h, out.h), (x.w, out.w)))
     ]
     factors = prod(window.kernel) / np.outer(*counts)
     return None if (factors == 1).all() else factors.astype(np.float32)
 
 
-def _counted(extent: int, count: int, window: Window, axis: int, *, include: bool) -> Array:
+def _count_elements(extent: int, count: int, window: Window, axis: int, *, include: bool) -> Array:
     """How many elements along an axis each window's average counts."""
     starts = np.arange(count) * window.strides[axis] - window.begins[axis]
     low, high = (-window.begins[axis], extent + window.ends[axis]) if include else (0, extent)
@@ -274,7 +275,7 @@ def batch_norm(lo: Lowering, node: Node) -> None:
         raise lo.refusal("its parameters are computed at run time")
     scale, shift, mean, variance = (np.asarray(each, np.float64) for each in parameters)
     factor = scale / np.sqrt(variance + EPSILON(node))
-    x = lo.local(node.inputs[0])
+    x = lo.load(node.inputs[0])
     out = lo.output(node.output, x.shape, x.at.npu)
     values = np.stack([factor, shift - mean * factor])
     if len(lo.graph.shape(node.output)) < 3:
@@ -283,14 +284,14 @@ def batch_norm(lo: Lowering, node: Node) -> None:
     else:
         factors, offsets = _per_channel(lo, values, x.at.npu)
         calls = [call("bdc_scale_bias", out.at, x.at, factors, offsets, x.shape, None, None)]
-    lo.emit(*calls, *activation(node, out))
+    lo.emit(*calls, *activation_calls(node, out))
     lo.define(node.output, out)
 
 
 def _per_column(lo: Lowering, values: Array, like: Tensor) -> tuple[Local, ...]:
     """Values (k, F) as k matrix rows (1, C, 1, W) in the layout of `like`."""
     shape = like.shape._replace(n=1)
-    rows = (padded(row[np.newaxis].astype(np.float32), shape) for row in values)
+    rows = (pad_columns(row[np.newaxis].astype(np.float32), shape) for row in values)
     return tuple(lo.constant(f"{lo.node.output}/parameters", row, like.at.npu).at for row in rows)
 
 
@@ -315,22 +316,22 @@ def _per_channel(lo: Lowering, values: Array, npu: int) -> tuple[Local, ...]:
 def prelu(lo: Lowering, node: Node) -> None:
     """PRelu: the larger of x and slope * x if no slope exceeds 1, else relu(x) + slope * min(x, 0)."""
     slope = lo.graph.constants[node.inputs[1]]
-    x = lo.local(node.inputs[0])
+    x = lo.load(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)
     f = ComposedFunction(lo, x, y, [])
     if (slope <= 1).all():
-        f.calls.append(_sloped(lo, slope, x, y))
-        f.both("max", x, y)
+        f.calls.append(_slope_call(lo, slope, x, y))
+        f.append_binary("max", x, y)
     else:
-        below = f.to("min_C", 0.0, out=f.temporary())
-        f.calls.append(_sloped(lo, slope, below, below))
-        f.to("relu")
-        f.both("add", y, below)
+        below = f.append("min_C", 0.0, out=f.temporary())
+        f.calls.append(_slope_call(lo, slope, below, below))
+        f.append("relu")
+        f.append_binary("add", y, below)
     lo.emit(*f.calls)
     lo.define(node.output, y)
 
 
-def _sloped(lo: Lowering, slope: Array, x: Tensor, y: Tensor) -> Call:
+def _slope_call(lo: Lowering, slope: Array, x: Tensor, y: Tensor) -> Call:
     """y = slope * x, with one slope or one per channel."""
     if slope.size == 1:
         return call("bdc_mul_C", y.at, x.at, float(slope.flat[0]), x.shape, None, None)
@@ -344,30 +345,30 @@ def _sloped(lo: Lowering, slope: Array, x: Tensor, y: Tensor) -> Call:
 def instance_norm(lo: Lowering, node: Node) -> None:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, per channel of every image."""
     scale, bias = (lo.graph.constants[name] for name in node.inputs[1:3])
-    x = lo.local(node.inputs[0])
+    x = lo.load(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)
     f = ComposedFunction(lo, x, y, [])
-    one = lo.new(f"{node.output}/of_channels", x.shape._replace(h=1, w=1), x.at.npu)
+    one = lo.new_tensor(f"{node.output}/of_channels", x.shape._replace(h=1, w=1), x.at.npu)
     squares = f.temporary()
     g = ComposedFunction(lo, one, one, [])
     lo.emit(_over_vector("avg", x, one), _with_one(lo, "sub", y, x, one))
-    f.both("mul", y, y, out=squares)
-    g.to("add_C", EPSILON(node))
-    deviation = lo.new(f"{node.output}/deviations", one.shape, x.at.npu)
+    f.append_binary("mul", y, y, out=squares)
+    g.append("add_C", EPSILON(node))
+    deviation = lo.new_tensor(f"{node.output}/deviations", one.shape, x.at.npu)
     g.root("sqrt", out=deviation)
     lo.emit(*f.calls, _over_vector("avg", squares, one), *g.calls, _with_one(lo, "div", y, y, deviation))
     factors, offsets = _per_channel(lo, np.stack([scale.reshape(-1), bias.reshape(-1)]), x.at.npu)
     scaled = call("bdc_scale_bias", y.at, y.at, factors, offsets, x.shape, None, None)
-    lo.emit(scaled, *activation(node, y))
+    lo.emit(scaled, *activation_calls(node, y))
     lo.define(node.output, y)
 
 
 def lrn(lo: Lowering, node: Node) -> None:
     """x * (bias + alpha / size * sum of squares of neighbouring channels) ^ -beta, for beta 0.5, 0.75 or 1."""
-    x = lo.local(node.inputs[0])
+    x = lo.load(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)
     f = ComposedFunction(lo, x, y, [])
-    squares = f.both("mul", x, x, out=f.temporary())
+    squares = f.append_binary("mul", x, x, out=f.temporary())
     total = f.temporary()
     size, C = SIZE(node), x.shape.c
     before = (size - 1) // 2
@@ -386,12 +387,12 @@ def _power(lo: Lowering, f: ComposedFunction, total: Tensor, beta: float) -> Non
     root = f.root("sqrt", out=f.temporary(), of=total)
     match beta:
         case 0.5:
-            f.both("div", f.x, root)
+            f.append_binary("div", f.x, root)
         case 0.75:
             f.root("sqrt", of=root)
-            f.both("mul", root, f.y)
-            f.both("div", f.x, f.y)
+            f.append_binary("mul", root, f.y)
+            f.append_binary("div", f.x, f.y)
         case 1.0:
-            f.both("div", f.x, total)
+            f.append_binary("div", f.x, total)
         case _:
             raise lo.refusal(f"beta is {beta}")

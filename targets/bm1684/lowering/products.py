@@ -17,10 +17,10 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.targets.bm1684.lowering.context import Lowering
-from npuc.targets.bm1684.lowering.elementwise import activation
+from npuc.targets.bm1684.lowering.elementwise import activation_calls
 from npuc.targets.bm1684.lowering.kernel import Call, Local, call
-from npuc.targets.bm1684.lowering.matrices import padded
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known, merged
+from npuc.targets.bm1684.lowering.matrices import pad_columns
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, expect_view, merge_dims
 from npuc.targets.bm1684.machine.local_memory import (
     Dim4,
     ceil_div,
@@ -52,34 +52,34 @@ def matmul(lo: Lowering, node: Node) -> None:
     elif len(right) == 2 and len(lo.graph.shape(node.inputs[0])) == 2:
         N = right[1]
         W = best_width(right[0], N, lo.machine).W
-        x, y = _left(lo, node.inputs[0]), lo.local(node.inputs[1], W)
+        x, y = _load_left(lo, node.inputs[0]), lo.load(node.inputs[1], W)
         rows = lo.graph.shape(node.inputs[0])[0]
         out = lo.output(node.output, _shape(rows, N, W))
         lo.emit(_call(_Product(rows, right[0], N, x.shape.w, W), out, x.at, y.at, None, add=False))
         _finish(lo, node, out)
     else:
-        _batched(lo, node)
+        _emit_batches(lo, node)
 
 
-def _batched(lo: Lowering, node: Node) -> None:
+def _emit_batches(lo: Lowering, node: Node) -> None:
     """Emits one product after the other, with operands and results in system memory; batches are broadcast."""
     result, (left, right) = lo.graph.shape(node.output), (lo.graph.shape(name) for name in node.inputs)
     M, K, N = left[-2], right[-2], right[-1]
     batch = result[:-2]
     count = prod(batch)
     views = [
-        _of_batch(lo, lo.view(name).repeated((*batch, *shape[-2:])), count)
+        _of_batch(lo, lo.view(name).broadcast((*batch, *shape[-2:])), count)
         for name, shape in zip(node.inputs, (left, right), strict=True)
     ]
     to, W = lo.destination(node.output), best_width(K, N, lo.machine).W
-    target = known(to.reshaped((count, M, N)))
+    target = expect_view(to.reshape((count, M, N)))
     for index in range(count):
         a, b, c = (_matrix_of(each, index) for each in (*views, target))
         x = lo.fetch(f"{node.output}/left", a, _shape(M, K, ceil_div(K, lo.machine.npus)))
         y = lo.fetch(f"{node.output}/right", b, _shape(K, N, W))
-        out = lo.new(f"{node.output}/product", _shape(M, N, W))
+        out = lo.new_tensor(f"{node.output}/product", _shape(M, N, W))
         product = _call(_Product(M, K, N, x.shape.w, W), out, x.at, y.at, None, add=False)
-        lo.emit(product, *activation(node, out))
+        lo.emit(product, *activation_calls(node, out))
         lo.store(c, out)
     lo.define_view(node.output, to)
 
@@ -87,14 +87,14 @@ def _batched(lo: Lowering, node: Node) -> None:
 def _of_batch(lo: Lowering, view: SystemView, count: int) -> SystemView:
     """A batch as (count, rows, columns), every axis a single dimension."""
     shape = (count, *view.shape[-2:])
-    found = view.reshaped(shape)
-    if found is None or any(len(merged(axis)) > 1 for axis in found.axes):
-        return known(lo.continuous(view).reshaped(shape))
+    found = view.reshape(shape)
+    if found is None or any(len(merge_dims(axis)) > 1 for axis in found.axes):
+        return expect_view(lo.make_continuous(view).reshape(shape))
     return found
 
 
 def _matrix_of(view: SystemView, index: int) -> SystemView:
-    return known(known(view.sliced(0, index, 1)).reshaped(view.shape[1:]))
+    return expect_view(expect_view(view.slice_axis(0, index, 1)).reshape(view.shape[1:]))
 
 
 def _bias(lo: Lowering, node: Node) -> Array | None:
@@ -126,20 +126,20 @@ def _constant_product(lo: Lowering, node: Node, right: Array, bias: Array | None
     row_bytes = sum(Tensor(shape, Local("")).bytes(lo.machine) for shape in one)
     most = max(1, lo.machine.local_bytes * 5 // 8 // row_bytes)
     if rows <= most:
-        x = _left(lo, node.inputs[0])
+        x = _load_left(lo, node.inputs[0])
         out = lo.output(node.output, _shape(rows, N, W))
         _multiply(lo, node, (x, out), right, bias, W)
         _finish(lo, node, out)
         return
     source, to = _rows(lo, lo.view(node.inputs[0])), lo.destination(node.output)
-    if len(merged(source.axes[0])) > 1 or len(merged(source.axes[1])) > 1:
-        source = lo.continuous(source)
-    target = known(to.reshaped((rows, N)))
+    if len(merge_dims(source.axes[0])) > 1 or len(merge_dims(source.axes[1])) > 1:
+        source = lo.make_continuous(source)
+    target = expect_view(to.reshape((rows, N)))
     for first in range(0, rows, most):
         count = min(most, rows - first)
-        part, place = (known(each.sliced(0, first, count)) for each in (source, target))
+        part, place = (expect_view(each.slice_axis(0, first, count)) for each in (source, target))
         x = lo.fetch(f"{node.output}/left", part, one[0]._replace(n=count))
-        out = lo.new(f"{node.output}/product", one[1]._replace(n=count))
+        out = lo.new_tensor(f"{node.output}/product", one[1]._replace(n=count))
         _multiply(lo, node, (x, out), right, bias, W)
         lo.store(place, out)
     lo.define_view(node.output, to)
@@ -153,7 +153,7 @@ def _multiply(
     rows = x.shape.n
     p = _Product(rows, K, N, x.shape.w, W)
     row_bytes = ceil_div(ceil_div(N, W), lo.machine.npus) * ceil_div(W, 32) * 128
-    room = lo.room(x, out) // row_bytes - 1
+    room = lo.free_bytes(x, out) // row_bytes - 1
     pieces, pairs = [(0, K)], [(x, out)]
     if rows == 1 or room < K:  # one row at a time: the call has no N stride for a part of the columns
         pieces = list(_pieces(p, PIECE_BYTES // row_bytes, room))
@@ -164,13 +164,13 @@ def _multiply(
         at, bias_at = _image(lo, part, bias if first == 0 else None, W)
         piece = replace(p, K=behind - first, left_width=min(p.left_width, behind - first))
         calls = [_call(piece, b, _columns(a, first, lo), at, bias_at, add=first > 0) for a, b in pairs]
-        lo.emit(*calls, *(activation(node, out) if behind == K else ()))
+        lo.emit(*calls, *(activation_calls(node, out) if behind == K else ()))
 
 
 def _columns(left: Tensor, first: int, lo: Lowering) -> Local:
     """The address of column `first` in a row of the left matrix."""
     channel, column = divmod(first, left.shape.w)
-    return left.channels(channel, left.shape.c, lo.machine).at.shifted(ELEMENT * column)
+    return left.channels(channel, left.shape.c, lo.machine).at.shift(ELEMENT * column)
 
 
 def _pieces(p: _Product, most: int, room: int) -> Iterator[tuple[int, int]]:
@@ -189,16 +189,16 @@ def _image(lo: Lowering, right: Array, bias: Array | None, W: int) -> tuple[Loca
     """Places the right matrix and the bias, as one more row, in the matrix layout; returns both addresses."""
     rows = right if bias is None else np.concatenate([right, bias[np.newaxis]])
     C, npus = ceil_div(right.shape[1], W), lo.machine.npus
-    at = lo.constant(f"{lo.node.output}/weights", padded(rows, Dim4(len(rows), C, 1, W))).at
+    at = lo.constant(f"{lo.node.output}/weights", pad_columns(rows, Dim4(len(rows), C, 1, W))).at
     row_bytes = ELEMENT * ceil_div(C, npus) * ceil_div(W, 32) * 32
-    return at, None if bias is None else at.shifted(row_bytes * len(right))
+    return at, None if bias is None else at.shift(row_bytes * len(right))
 
 
-def _left(lo: Lowering, name: str) -> Tensor:
+def _load_left(lo: Lowering, name: str) -> Tensor:
     """The left operand in local memory, as (rows, C, 1, W)."""
     shape = lo.graph.shape(name)
     if len(shape) < 3:
-        return lo.local(name)
+        return lo.load(name)
     form = _shape(prod(shape[:-1]), shape[-1], _left_width(lo, shape[-1]))
     return lo.fetch(f"{name}/matrix", _rows(lo, lo.view(name)), form)
 
@@ -211,7 +211,7 @@ def _left_width(lo: Lowering, K: int) -> int:
 
 def _rows(lo: Lowering, view: SystemView) -> SystemView:
     """All matrices of a batch, stacked into one."""
-    return lo.reshaped(view, (prod(view.shape[:-1]), view.shape[-1]))
+    return lo.reshape(view, (prod(view.shape[:-1]), view.shape[-1]))
 
 
 def _shape(rows: int, N: int, W: int) -> Dim4:
@@ -231,7 +231,7 @@ def _finish(lo: Lowering, node: Node, out: Tensor) -> None:
         lo.define(node.output, out)
         return
     view = lo.destination(node.output)
-    lo.store(known(view.reshaped((out.shape.n, lo.graph.shape(node.output)[-1]))), out)
+    lo.store(expect_view(view.reshape((out.shape.n, lo.graph.shape(node.output)[-1]))), out)
     lo.define_view(node.output, view)
 
 
@@ -288,7 +288,7 @@ def alternatives(rows: int, cols: int, machine: Machine, count: int = 8, start_i
     return list(found.values())[:count]
 
 
-def described(choices: Sequence[Width]) -> str:
+def describe_choices(choices: Sequence[Width]) -> str:
     """Choices as a table, with the document's advice."""
     header = ("W", "channels", "NPUs", "cycles per row", "bytes per NPU", "advised")
     rows = [

@@ -24,7 +24,7 @@ from npuc.ops.attributes import (
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.kernel import call
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, known, local_shape
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, expect_view, local_shape
 from npuc.targets.bm1684.machine.local_memory import Dim4
 
 
@@ -32,27 +32,27 @@ def reshape(lo: Lowering, node: Node) -> None:
     """Reshape: free between (N, C, H, W) and a matrix (N, C * H * W) with H * W columns per channel."""
     name, shape = node.inputs[0], lo.graph.shape(node.output)
     if lo.is_local(name):
-        same = _same_bytes(lo.local(name), lo.graph.shape(name), shape)
+        same = _same_bytes(lo.load(name), lo.graph.shape(name), shape)
         if same is not None:
             lo.define(node.output, same)
             return
-    lo.define_view(node.output, lo.reshaped(lo.view(name), shape))
+    lo.define_view(node.output, lo.reshape(lo.view(name), shape))
 
 
 def _same_bytes(x: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor | None:
     n, c, h, w = x.shape
     if len(old) >= 3 and len(new) == 2 and new[0] == n:
-        return x.reshaped(Dim4(n, c, 1, h * w))
+        return x.reshape(Dim4(n, c, 1, h * w))
     if len(new) >= 3:
         shape = local_shape(new)
         if (shape.n, shape.c, shape.h * shape.w) == (n, c, h * w) and prod(new) == n * c * h * w:
-            return x.reshaped(shape)
+            return x.reshape(shape)
     return x if len(old) <= 2 and len(new) <= 2 and old[-1:] == new[-1:] else None
 
 
 def transpose(lo: Lowering, node: Node) -> None:
     """Transpose: a view of system memory."""
-    lo.define_view(node.output, lo.view(node.inputs[0]).transposed(PERM(node)))
+    lo.define_view(node.output, lo.view(node.inputs[0]).transpose(PERM(node)))
 
 
 def concat(lo: Lowering, node: Node) -> None:
@@ -65,12 +65,12 @@ def concat(lo: Lowering, node: Node) -> None:
     if not joins_channels(lo.graph.shape(node.output), axis):
         _concat_in_system(lo, node, axis)
         return
-    whole = lo.home(node.output) or _whole(lo, node)
+    whole = lo.home(node.output) or _concat_tensor(lo, node)
     first = 0
     for name in node.inputs:
         behind = first + lo.graph.shape(name)[1]
         part = whole.channels(first, behind, lo.machine)
-        found = lo.local(name)
+        found = lo.load(name)
         if found != part:
             lo.emit(moves.copy(part, found, lo.machine))
         first = behind
@@ -89,26 +89,26 @@ def of_pixels(shape: tuple[int, ...], axis: int) -> bool:
 
 def _merge(lo: Lowering, node: Node, axis: int, firsts: Sequence[int], step: int) -> None:
     """Copies each input to every step-th row or column of the result from its first one on, in local memory."""
-    out = lo.output(node.output, Dim4(*lo.graph.shape(node.output)), lo.local(node.inputs[0]).at.npu)
-    parts = [lo.local(name, npu=out.at.npu) for name in node.inputs]
+    out = lo.output(node.output, Dim4(*lo.graph.shape(node.output)), lo.load(node.inputs[0]).at.npu)
+    parts = [lo.load(name, npu=out.at.npu) for name in node.inputs]
     stride = out.stride(lo.machine)
-    along, spaced = _along(stride, axis, step)
-    places = [out.at.shifted(ELEMENT * first * along) for first in firsts]
+    along, spaced = _step_strides(stride, axis, step)
+    places = [out.at.shift(ELEMENT * first * along) for first in firsts]
     copied = [call("bdc_32bit_cpy", at, x.at, x.shape, spaced, None) for at, x in zip(places, parts, strict=True)]
     lo.emit(*copied)
     lo.define(node.output, out)
 
 
-def _along(stride: Dim4, axis: int, step: int) -> tuple[int, Dim4]:
+def _step_strides(stride: Dim4, axis: int, step: int) -> tuple[int, Dim4]:
     """The stride of rows (2) or columns (3), and the strides of every step-th one."""
     spaced = stride._replace(h=stride.h * step) if axis % 4 == 2 else stride._replace(w=stride.w * step)
     return stride[axis], spaced
 
 
-def _whole(lo: Lowering, node: Node) -> Tensor:
+def _concat_tensor(lo: Lowering, node: Node) -> Tensor:
     if lo.is_local(node.output):
-        return lo.local(node.output)
-    return lo.new(node.output, local_shape(lo.graph.shape(node.output)))
+        return lo.load(node.output)
+    return lo.new_tensor(node.output, local_shape(lo.graph.shape(node.output)))
 
 
 def _concat_in_system(lo: Lowering, node: Node, axis: int) -> None:
@@ -118,9 +118,9 @@ def _concat_in_system(lo: Lowering, node: Node, axis: int) -> None:
         if not lo.is_local(name):
             lo.emit(*moves.copies(part, lo.view(name)))
         elif not lo.is_joined(name):
-            lo.store(part, lo.local(name))
+            lo.store(part, lo.load(name))
         first += lo.graph.shape(name)[axis]
-    lo.define_view(node.output, lo.whole(node.output))
+    lo.define_view(node.output, lo.concat_view(node.output))
 
 
 def split(lo: Lowering, node: Node) -> None:
@@ -149,34 +149,34 @@ def slice_(lo: Lowering, node: Node) -> None:
     for axis, start, step in cuts:
         count = result[axis]
         low = start if step > 0 else start + (count - 1) * step
-        view = _sliced(lo, view, axis, low, count, abs(step))
-        view = view if step > 0 else _reversed(lo, view, axis)
+        view = _slice(lo, view, axis, low, count, abs(step))
+        view = view if step > 0 else _reverse(lo, view, axis)
     lo.define_view(node.output, view)
 
 
 def _cut(lo: Lowering, node: Node, cuts: Sequence[tuple[int, int, int]]) -> None:
     """Copies rows and columns of a tensor in local memory. cuts: axis, first one, step."""
-    x = lo.local(node.inputs[0])
+    x = lo.load(node.inputs[0])
     out = lo.output(node.output, Dim4(*lo.graph.shape(node.output)), x.at.npu)
     at, stride = x.at, x.stride(lo.machine)
     for axis, start, step in cuts:
-        along, stride = _along(stride, axis, step)
-        at = at.shifted(ELEMENT * start * along)
+        along, stride = _step_strides(stride, axis, step)
+        at = at.shift(ELEMENT * start * along)
     lo.emit(call("bdc_32bit_cpy", out.at, at, out.shape, None, stride))
     lo.define(node.output, out)
 
 
-def _reversed(lo: Lowering, view: SystemView, axis: int) -> SystemView:
+def _reverse(lo: Lowering, view: SystemView, axis: int) -> SystemView:
     """A copy with the elements of an axis reversed, one by one: the GDMA has no negative strides."""
     count, to = view.shape[axis], lo.scratch_view(view.shape)
     for at in range(count):
-        lo.emit(*moves.copies(_sliced(lo, to, axis, at, 1), _sliced(lo, view, axis, count - 1 - at, 1)))
+        lo.emit(*moves.copies(_slice(lo, to, axis, at, 1), _slice(lo, view, axis, count - 1 - at, 1)))
     return to
 
 
-def _sliced(lo: Lowering, view: SystemView, axis: int, start: int, count: int, step: int = 1) -> SystemView:
-    found = view.sliced(axis, start, count, step)
-    return found or known(lo.continuous(view).sliced(axis, start, count, step))
+def _slice(lo: Lowering, view: SystemView, axis: int, start: int, count: int, step: int = 1) -> SystemView:
+    found = view.slice_axis(axis, start, count, step)
+    return found or expect_view(lo.make_continuous(view).slice_axis(axis, start, count, step))
 
 
 def _part(lo: Lowering, source: str, name: str, axis: int, start: int, step: int) -> None:
@@ -184,9 +184,9 @@ def _part(lo: Lowering, source: str, name: str, axis: int, start: int, step: int
     shape, count = lo.graph.shape(source), lo.graph.shape(name)[axis]
     axis %= len(shape)
     if lo.is_local(source) and joins_channels(shape, axis) and step == 1:
-        lo.define(name, lo.local(source).channels(start, start + count, lo.machine))
+        lo.define(name, lo.load(source).channels(start, start + count, lo.machine))
         return
-    lo.define_view(name, _sliced(lo, lo.view(source), axis, start, count, step))
+    lo.define_view(name, _slice(lo, lo.view(source), axis, start, count, step))
 
 
 def gather(lo: Lowering, node: Node) -> None:
@@ -195,8 +195,8 @@ def gather(lo: Lowering, node: Node) -> None:
     indices = lo.graph.constants[node.inputs[1]].reshape(-1) % view.shape[axis]
     to = lo.scratch_view((*view.shape[:axis], len(indices), *view.shape[axis + 1 :]))
     for first, count, start, step in runs(indices.tolist()):
-        lo.emit(*moves.copies(_sliced(lo, to, axis, first, count), _sliced(lo, view, axis, start, count, step)))
-    lo.define_view(node.output, known(to.reshaped(lo.graph.shape(node.output))))
+        lo.emit(*moves.copies(_slice(lo, to, axis, first, count), _slice(lo, view, axis, start, count, step)))
+    lo.define_view(node.output, expect_view(to.reshape(lo.graph.shape(node.output))))
 
 
 def interleave(lo: Lowering, node: Node) -> None:
@@ -208,7 +208,7 @@ def interleave(lo: Lowering, node: Node) -> None:
     to = lo.scratch_view(lo.graph.shape(node.output))
     for number, name in enumerate(node.inputs):
         count = lo.graph.shape(name)[axis]
-        lo.emit(*moves.copies(_sliced(lo, to, axis, number, count, len(node.inputs)), lo.view(name)))
+        lo.emit(*moves.copies(_slice(lo, to, axis, number, count, len(node.inputs)), lo.view(name)))
     lo.define_view(node.output, to)
 
 
@@ -233,10 +233,10 @@ def pad(lo: Lowering, node: Node) -> None:
     if not images or max(pads) == 0:
         pad_by_moves(lo, node)
         return
-    x = lo.local(node.inputs[0])
+    x = lo.load(node.inputs[0])
     y = lo.output(node.output, Dim4(*result), x.at.npu)
     stride = y.stride(lo.machine)
-    at = y.at.shifted(ELEMENT * (pads[2] * stride.h + pads[3]))
+    at = y.at.shift(ELEMENT * (pads[2] * stride.h + pads[3]))
     lo.emit(
         call("bdc_32bit_set_C", y.at, VALUE(node), y.shape, None),
         call("bdc_32bit_cpy", at, x.at, x.shape, stride, None),
@@ -258,7 +258,7 @@ def pad_by_moves(lo: Lowering, node: Node) -> None:
         cut = max(-before, 0)
         count = view.shape[axis] - cut - max(-behind, 0)
         if count != view.shape[axis]:
-            view = _sliced(lo, view, axis, cut, count)
+            view = _slice(lo, view, axis, cut, count)
     for axis, (before, behind) in enumerate(pads):
         if max(before, behind) > 0:
             view = _wider(lo, view, axis, (max(before, 0), max(behind, 0)), mode, VALUE(node))
@@ -267,7 +267,7 @@ def pad_by_moves(lo: Lowering, node: Node) -> None:
 
 def _fill(lo: Lowering, view: SystemView, value: float) -> None:
     at = lo.weights.image(np.full(1, value, np.float32)) // ELEMENT
-    lo.emit(*moves.copies(view, SystemView.continuous(WEIGHTS, at, (1,)).repeated(view.shape)))
+    lo.emit(*moves.copies(view, SystemView.continuous(WEIGHTS, at, (1,)).broadcast(view.shape)))
 
 
 def _wider(
@@ -276,22 +276,20 @@ def _wider(
     """A padded copy of the view along an axis."""
     (before, behind), count = pads, view.shape[axis]
     to = lo.scratch_view((*view.shape[:axis], before + count + behind, *view.shape[axis + 1 :]))
-    lo.emit(*moves.copies(_sliced(lo, to, axis, before, count), view))
+    lo.emit(*moves.copies(_slice(lo, to, axis, before, count), view))
     ends = [(0, before), (before + count, behind)]
     if mode == "constant":
         for first, extent in ends:
             if extent:
-                _fill(lo, _sliced(lo, to, axis, first, extent), value)
+                _fill(lo, _slice(lo, to, axis, first, extent), value)
         return to
-    source = {"reflect": _mirrored, "edge": _nearest, "wrap": _around}[mode]
+    source = {"reflect": _mirror, "edge": _nearest, "wrap": _wrap_index}[mode]
     for at in (at for first, extent in ends for at in range(first, first + extent)):
-        lo.emit(
-            *moves.copies(_sliced(lo, to, axis, at, 1), _sliced(lo, view, axis, source(at - before, count), 1))
-        )
+        lo.emit(*moves.copies(_slice(lo, to, axis, at, 1), _slice(lo, view, axis, source(at - before, count), 1)))
     return to
 
 
-def _mirrored(at: int, count: int) -> int:
+def _mirror(at: int, count: int) -> int:
     at = abs(at) % max(2 * (count - 1), 1)
     return at if at < count else 2 * (count - 1) - at
 
@@ -300,7 +298,7 @@ def _nearest(at: int, count: int) -> int:
     return min(max(at, 0), count - 1)
 
 
-def _around(at: int, count: int) -> int:
+def _wrap_index(at: int, count: int) -> int:
     return at % count
 
 
@@ -311,7 +309,7 @@ def identity(lo: Lowering, node: Node) -> None:
 
 def expand(lo: Lowering, node: Node) -> None:
     """Expand: a view with stride 0 along the repeated axes."""
-    lo.define_view(node.output, lo.view(node.inputs[0]).repeated(lo.graph.shape(node.output)))
+    lo.define_view(node.output, lo.view(node.inputs[0]).broadcast(lo.graph.shape(node.output)))
 
 
 def depth_to_space(lo: Lowering, node: Node) -> None:
@@ -320,16 +318,16 @@ def depth_to_space(lo: Lowering, node: Node) -> None:
     b = BLOCKSIZE(node)
     inner = (n, c // b // b, b, b, h, w) if BLOCK_MODE(node) == "CRD" else (n, b, b, c // b // b, h, w)
     order = (0, 1, 4, 2, 5, 3) if BLOCK_MODE(node) == "CRD" else (0, 3, 4, 1, 5, 2)
-    _reordered(lo, node, inner, order)
+    _reorder(lo, node, inner, order)
 
 
 def space_to_depth(lo: Lowering, node: Node) -> None:
     """SpaceToDepth: a view."""
     n, c, h, w = lo.graph.shape(node.inputs[0])
     b = BLOCKSIZE(node)
-    _reordered(lo, node, (n, c, h // b, b, w // b, b), (0, 3, 5, 1, 2, 4))
+    _reorder(lo, node, (n, c, h // b, b, w // b, b), (0, 3, 5, 1, 2, 4))
 
 
-def _reordered(lo: Lowering, node: Node, inner: tuple[int, ...], order: tuple[int, ...]) -> None:
-    moved = lo.reshaped(lo.view(node.inputs[0]), inner).transposed(order)
-    lo.define_view(node.output, known(moved.reshaped(lo.graph.shape(node.output))))
+def _reorder(lo: Lowering, node: Node, inner: tuple[int, ...], order: tuple[int, ...]) -> None:
+    moved = lo.reshape(lo.view(node.inputs[0]), inner).transpose(order)
+    lo.define_view(node.output, expect_view(moved.reshape(lo.graph.shape(node.output))))

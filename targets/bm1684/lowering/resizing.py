@@ -19,9 +19,9 @@ def resize(lo: Lowering, node: Node) -> None:
     if whole_repeats(shape, result, node):
         _repeat(lo, node)
         return
-    x, factors = lo.local(node.inputs[0]), SCALES(node)
+    x, factors = lo.load(node.inputs[0]), SCALES(node)
     middle = Dim4(result[0], result[1], result[2], shape[3])
-    rows = x if middle == x.shape and factors[2] == 1 else lo.new(f"{node.output}/rows", middle, x.at.npu)
+    rows = x if middle == x.shape and factors[2] == 1 else lo.new_tensor(f"{node.output}/rows", middle, x.at.npu)
     if rows != x:
         _interpolate(lo, rows, x, 2, interpolation(node, shape[2], result[2], factors[2]))
     if result[3] == shape[3] and factors[3] == 1:
@@ -43,7 +43,7 @@ def _interpolate(lo: Lowering, to: Tensor, x: Tensor, axis: int, taps: tuple[Arr
             weight = float(weights[tap, first])
             if tap == 0 or weight != 0:
                 made = _tap(lo, (to, first, step), (x, start, reach), axis, count)
-                calls.append(_weighted(made, weight, first=tap == 0))
+                calls.append(_weighting_call(made, weight, first=tap == 0))
     lo.emit(*calls)
 
 
@@ -59,14 +59,14 @@ def _tap(lo: Lowering, to: Cut, x: Cut, axis: int, count: int) -> tuple[Local, L
         stride = tensor.stride(lo.machine)
         along = stride[axis]
         changed = stride._replace(h=along * step) if axis == 2 else stride._replace(w=along * step)
-        return tensor.at.shifted(ELEMENT * start * along), changed
+        return tensor.at.shift(ELEMENT * start * along), changed
 
     shape = to[0].shape._replace(h=count) if axis == 2 else to[0].shape._replace(w=count)
     (a, a_stride), (b, b_stride) = side(to), side(x)
     return a, b, shape, a_stride, b_stride
 
 
-def _weighted(made: tuple[Local, Local, Dim4, Dim4, Dim4], weight: float, *, first: bool) -> Call:
+def _weighting_call(made: tuple[Local, Local, Dim4, Dim4, Dim4], weight: float, *, first: bool) -> Call:
     if first and weight == 1:
         return call("bdc_32bit_cpy", *made)
     to, x, *rest = made
@@ -80,14 +80,15 @@ def _progressions(indices: Array, weights: Array) -> Iterator[tuple[int, int, in
     while left:
         first = left[0]
         best = max(
-            (_alike(indices, weights, first, step, set(left)) for step in range(1, 9)), key=lambda each: each[1]
+            (_count_alike(indices, weights, first, step, set(left)) for step in range(1, 9)),
+            key=lambda each: each[1],
         )
         yield best
         taken = {best[0] + at * best[2] for at in range(best[1])}
         left = [each for each in left if each not in taken]
 
 
-def _alike(indices: Array, weights: Array, first: int, step: int, left: set[int]) -> tuple[int, int, int]:
+def _count_alike(indices: Array, weights: Array, first: int, step: int, left: set[int]) -> tuple[int, int, int]:
     size, count = indices.shape[1], 1
     reach = indices[:, first + step] - indices[:, first] if first + step < size else None
     while reach is not None and reach.min() > 0 and (reach == reach[0]).all():
@@ -102,12 +103,12 @@ def _alike(indices: Array, weights: Array, first: int, step: int, left: set[int]
 def _repeat(lo: Lowering, node: Node) -> None:
     """Repeats every element: one copy for every position in a block of equal elements."""
     shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
-    x = lo.local(node.inputs[0])
+    x = lo.load(node.inputs[0])
     y = lo.output(node.output, Dim4(*result), x.at.npu)
     stride = y.stride(lo.machine)
     rows, columns = result[2] // shape[2], result[3] // shape[3]
     to = stride._replace(h=stride.h * rows, w=columns)
-    places = [y.at.shifted(ELEMENT * (i * stride.h + j)) for i in range(rows) for j in range(columns)]
+    places = [y.at.shift(ELEMENT * (i * stride.h + j)) for i in range(rows) for j in range(columns)]
     lo.emit(*(call("bdc_32bit_cpy", at, x.at, x.shape, to, None) for at in places))
     lo.define(node.output, y)
 

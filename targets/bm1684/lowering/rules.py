@@ -31,8 +31,8 @@ def add(lo: Lowering, node: Node) -> None:
         elementwise.binary(lo, node)
         return
     other = node.inputs[1 - index]
-    onto = lo.local(other)
-    if lo.overwritable(onto) and lo.local(producer.inputs[0]).at.buffer != onto.at.buffer:
+    onto = lo.load(other)
+    if lo.may_overwrite(onto) and lo.load(producer.inputs[0]).at.buffer != onto.at.buffer:
         convolutions.conv_onto(lo, producer, onto, node)
         return
     convolutions.conv(lo, producer)

@@ -26,7 +26,7 @@ Made = tuple[Node, dict[str, TensorType], str]
 """A node, the types of its outputs, and the tensor that its result is a slice of."""
 
 
-def divided(height: int, slices: int) -> list[Rows]:
+def divide_rows(height: int, slices: int) -> list[Rows]:
     """The rows of each slice; none is empty if slices <= height."""
     bounds = [height * at // slices for at in range(slices + 1)]
     return list(pairwise(bounds))
@@ -83,7 +83,7 @@ def is_sliceable(graph: Graph, node: Node) -> bool:
     return whole and mode == "linear" and exact and kind in ("half_pixel", "asymmetric")
 
 
-def needed(graph: Graph, nodes: tuple[Node, ...], result: str, rows: Rows, axis: int) -> dict[str, Rows]:
+def needed_rows(graph: Graph, nodes: tuple[Node, ...], result: str, rows: Rows, axis: int) -> dict[str, Rows]:
     """The rows of each tensor and input of a group that rows of its result depend on."""
     found: dict[str, Rows] = {result: rows}
     for node in reversed(nodes):
@@ -109,13 +109,13 @@ def _with_extent(shape: tuple[int, ...], rows: Rows, axis: int) -> tuple[int, ..
     return (*shape[:axis], rows[1] - rows[0], *shape[axis + 1 :])
 
 
-def sliced(
+def slice_nodes(
     graph: Graph, nodes: tuple[Node, ...], result: str, axis: int, slices: int, fresh: Names
 ) -> Iterator[Made]:
     """The nodes of every slice, and the Concat that joins the results."""
     names = list[str]()
-    for rows in divided(graph.shape(result)[axis], slices):
-        part = needed(graph, nodes, result, rows, axis)
+    for rows in divide_rows(graph.shape(result)[axis], slices):
+        part = needed_rows(graph, nodes, result, rows, axis)
         names.append(fresh.new(_stem(result, rows, axis)))
         yield from _slice_of(graph, nodes, part, names[-1], axis, fresh)
     last = graph.producers[result]
@@ -148,13 +148,13 @@ def _slice_of(
         inputs = tuple(renamed.get(name, name) for name in node.inputs)
         made = replace(node, inputs=inputs, outputs=(output,), name=output)
         if node.op == "Resize":
-            yield from _resized(graph, made, node, part[node.output], axis, fresh)
+            yield from _slice_resize(graph, made, node, part[node.output], axis, fresh)
             continue
-        made = _padded(graph, made, node, part[node.output]) if axis == ROWS else made
+        made = _slice_padding(graph, made, node, part[node.output]) if axis == ROWS else made
         yield made, {output: TensorType(shape_of(graph, node.output, part, axis))}, node.output
 
 
-def _resized(graph: Graph, made: Node, node: Node, rows: Rows, axis: int, fresh: Names) -> Iterator[Made]:
+def _slice_resize(graph: Graph, made: Node, node: Node, rows: Rows, axis: int, fresh: Names) -> Iterator[Made]:
     """A Resize of the rows that it needs, and a Slice of its result if only part of that is wanted."""
     low, high = operand_rows(graph, node, rows, axis)
     times = factor(graph, node) if axis == ROWS else 1
@@ -176,20 +176,20 @@ def _cut(graph: Graph, name: str, source: str, output: str, rows: Rows, axis: in
     return made, {output: TensorType(_with_extent(graph.shape(name), rows, axis))}, name
 
 
-def _padded(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
+def _slice_padding(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
     """The node with the padding of a slice: rows are padded only at the borders of the whole map."""
     if node.op == "ConvTranspose":
-        return _transposed(graph, made, node, rows)
+        return _slice_conv_transpose(graph, made, node, rows)
     if node.op not in WINDOWS:
         return made
     window, height = window_at(graph, node), graph.shape(node.inputs[0])[2]
     first = rows[0] * window.strides[0] - window.begins[0]
     behind = (rows[1] - 1) * window.strides[0] - window.begins[0] + window.reach[0]
-    pads = (max(-first, 0), window.begins[1], max(behind - height, 0), _right(graph, node, window))
+    pads = (max(-first, 0), window.begins[1], max(behind - height, 0), _right_padding(graph, node, window))
     return made.with_attrs(pads=pads, **({"ceil_mode": 0} if node.op in POOLS else {}))
 
 
-def _transposed(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
+def _slice_conv_transpose(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
     """A ConvTranspose of some rows, with pads that crop its result to the wanted rows."""
     window, (low, high) = window_at(graph, node), operand_rows(graph, node, rows, ROWS)
     stride, more = window.strides[0], (OUTPUT_PADDING(node) or (0, 0))
@@ -199,7 +199,7 @@ def _transposed(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
     return made.with_attrs(pads=pads, output_padding=(max(-end, 0), more[1]))
 
 
-def _right(graph: Graph, node: Node, window: Window) -> int:
+def _right_padding(graph: Graph, node: Node, window: Window) -> int:
     """The columns of padding on the right that the windows of the result reach."""
     width, out = graph.shape(node.inputs[0])[3], graph.shape(node.output)[3]
     if not window.ceil_mode:

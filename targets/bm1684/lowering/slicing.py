@@ -25,13 +25,13 @@ from npuc.targets.bm1684.lowering.slices import (
     ROWS,
     WINDOWS,
     Rows,
-    divided,
+    divide_rows,
     factor,
     is_sliceable,
-    needed,
+    needed_rows,
     operands,
     shape_of,
-    sliced,
+    slice_nodes,
     window_at,
 )
 from npuc.targets.bm1684.machine import timing
@@ -59,14 +59,16 @@ def fit(graph: Graph, machine: Machine) -> Graph:
 
 def slice_layers(graph: Graph, machine: Machine) -> tuple[Graph, dict[str, str], bool]:
     """The same once, the tensor that each slice is one of, and whether some slices are images of a batch."""
-    nodes, tensors, groups = list[Node](), dict(graph.tensors), list(_division(graph, machine))
+    nodes, tensors, groups = list[Node](), dict(graph.tensors), list(_divide(graph, machine))
     fresh, wholes = graph.names(), dict[str, str]()
     for group in groups:
         if group.slices == 1:
             nodes += graph.nodes[group.first : group.behind]
             continue
         run = graph.nodes[group.first : group.behind]
-        for node, types, whole in sliced(graph, run, _results(graph, run)[0], group.axis, group.slices, fresh):
+        for node, types, whole in slice_nodes(
+            graph, run, _results(graph, run)[0], group.axis, group.slices, fresh
+        ):
             nodes.append(node)
             tensors |= types
             wholes[node.output] = whole
@@ -87,12 +89,12 @@ class _Slices:
     axis: int = ROWS
 
 
-def _division(graph: Graph, machine: Machine) -> Iterator[_Slices]:
+def _divide(graph: Graph, machine: Machine) -> Iterator[_Slices]:
     """All nodes in groups; only runs of sliceable nodes that contain a large one are searched."""
     first = 0
     while first < len(graph.nodes):
         behind = first
-        while behind < len(graph.nodes) and _sliceable(graph, graph.nodes[behind]):
+        while behind < len(graph.nodes) and _is_sliceable(graph, graph.nodes[behind]):
             behind += 1
         if all(_fits_whole(graph, node, machine) for node in graph.nodes[first:behind]):
             behind = max(behind, first + 1)
@@ -123,13 +125,13 @@ def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Slice
     nodes = graph.nodes[first:behind]
     if len(nodes) == 1 and _fits_whole(graph, nodes[0], machine):
         return _Slices(
-            first, behind, 1, _Way(graph, machine, nodes, nodes[0].output).price(_whole(graph, nodes[0]))
+            first, behind, 1, _Way(graph, machine, nodes, nodes[0].output).price(_all_rows(graph, nodes[0]))
         )
     results = _results(graph, nodes)
     if len(results) != 1:
         return None
     ways = [_Way(graph, machine, nodes, results[0], axis) for axis in _axes(graph, nodes, results[0])]
-    counts = {way.axis: way.fewest() for way in ways}
+    counts = {way.axis: way.fewest_slices() for way in ways}
     if all(slices is None for slices in counts.values()):
         counts = {way.axis: way.extent for way in ways if way.axis == IMAGES}
     groups = (
@@ -170,11 +172,11 @@ class _Way:
 
     def cost(self, slices: int) -> float:
         """Cycles of a group: those of the busier engine, plus those of the other one for one slice."""
-        parts = [self.part(rows) for rows in divided(self.extent, slices)]
-        computed, moved = sum(map(self.price, parts)), sum(map(self.moved, parts))
+        parts = [self.part(rows) for rows in divide_rows(self.extent, slices)]
+        computed, moved = sum(map(self.price, parts)), sum(map(self.move_cycles, parts))
         return max(computed, moved) + min(computed, moved) / slices
 
-    def fewest(self) -> int | None:
+    def fewest_slices(self) -> int | None:
         """The smallest number of slices whose middle one, with halo on both sides, fits; None if none does."""
         low, high = 1, self.extent
         if not self.fits(high):
@@ -186,12 +188,12 @@ class _Way:
 
     def fits(self, slices: int) -> bool:
         """Whether the middle slice fits."""
-        part = self.part(divided(self.extent, slices)[slices // 2])
+        part = self.part(divide_rows(self.extent, slices)[slices // 2])
         return self.peak(part) <= SHARE * self.machine.local_bytes
 
     def part(self, rows: Rows) -> Mapping[str, Rows]:
         """What a slice of the result needs."""
-        return needed(self.graph, self.nodes, self.result, rows, self.axis)
+        return needed_rows(self.graph, self.nodes, self.result, rows, self.axis)
 
     def shape(self, name: str, part: Mapping[str, Rows]) -> tuple[int, ...]:
         """A tensor's shape in a slice."""
@@ -206,7 +208,7 @@ class _Way:
             for name in (*names, node.output):
                 live[name] = _bytes(self.shape(name, part), self.machine)
             first = self.shape(names[0], part) if names else ()
-            peak = max(peak, sum(live.values()) + _between(self.graph, node, first, self.machine))
+            peak = max(peak, sum(live.values()) + _intermediate_bytes(self.graph, node, first, self.machine))
             live = {name: size for name, size in live.items() if last[name] > at}
         return peak
 
@@ -215,7 +217,7 @@ class _Way:
         shapes = ((node, Dim4(*self.shape(node.output, part))) for node in self.nodes)
         return sum(_node_price(self.graph, node, out, self.machine) for node, out in shapes)
 
-    def moved(self, part: Mapping[str, Rows]) -> float:
+    def move_cycles(self, part: Mapping[str, Rows]) -> float:
         """GDMA cycles of a slice: its inputs, weights and result."""
         inside, constants = {node.output for node in self.nodes}, self.graph.constants
         read = dict.fromkeys(name for node in self.nodes for name in operands(self.graph, node))
@@ -226,7 +228,7 @@ class _Way:
         return timing.READ_START * len(names) + ELEMENT * elements / self.machine.dram_bytes_per_cycle
 
 
-def _whole(graph: Graph, node: Node) -> dict[str, Rows]:
+def _all_rows(graph: Graph, node: Node) -> dict[str, Rows]:
     """All rows of a node's tensors."""
     return {name: (0, graph.shape(name)[2]) for name in (*operands(graph, node), node.output)}
 
@@ -234,7 +236,7 @@ def _whole(graph: Graph, node: Node) -> dict[str, Rows]:
 # what can be sliced
 
 
-def _sliceable(graph: Graph, node: Node) -> bool:
+def _is_sliceable(graph: Graph, node: Node) -> bool:
     """Whether rows of the node's result are a function of rows of its operands."""
     if len(node.outputs) != 1 or len(graph.shape(node.output)) != 4:
         return False
@@ -261,10 +263,13 @@ def _whole_or_rows(graph: Graph, node: Node, name: str) -> bool:
 def _fits_whole(graph: Graph, node: Node, machine: Machine) -> bool:
     names = dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name and name not in graph.constants)
     sizes = (_bytes(graph.shape(name), machine) for name in names if len(graph.shape(name)) == 4)
-    return sum(sizes) + _between(graph, node, graph.shape(node.inputs[0]), machine) <= SHARE * machine.local_bytes
+    return (
+        sum(sizes) + _intermediate_bytes(graph, node, graph.shape(node.inputs[0]), machine)
+        <= SHARE * machine.local_bytes
+    )
 
 
-def _between(graph: Graph, node: Node, shape: tuple[int, ...], machine: Machine) -> int:
+def _intermediate_bytes(graph: Graph, node: Node, shape: tuple[int, ...], machine: Machine) -> int:
     """Bytes of a node's intermediate for an operand of this shape: an image with zeros, resized rows, products."""
     if node.op in WORK:
         return WORK[node.op] * _bytes((*shape[:1], min(shape[1], machine.npus), *shape[2:]), machine)
@@ -319,13 +324,13 @@ SINGLE = {
 """Operators that compute each image of their first operand separately, all other operands being constant."""
 
 
-def apart(graph: Graph) -> Graph | None:
+def split_images(graph: Graph) -> Graph | None:
     """The graph with a copy of the network per image; None for one image, too many nodes, or dependent images."""
     batches = {graph.shape(name)[:1] for name in graph.inputs}
     images = next(iter(batches))[0] if len(batches) == 1 and () not in batches else 1
     if images < 2 or images * len(graph.nodes) > MOST_NODES:
         return None
-    if not all(_separable(graph, node, images) for node in graph.nodes):
+    if not all(_is_separable(graph, node, images) for node in graph.nodes):
         return None
     nodes, tensors = list[Node](), dict(graph.tensors)
     fresh = graph.names()
@@ -340,7 +345,7 @@ def apart(graph: Graph) -> Graph | None:
     return replace(graph, nodes=tuple(nodes), tensors=tensors)
 
 
-def _separable(graph: Graph, node: Node, images: int) -> bool:
+def _is_separable(graph: Graph, node: Node, images: int) -> bool:
     """Whether each image of the result depends only on the same image of the computed operands."""
     computed = [name for name in node.inputs if name and name not in graph.constants]
     if not computed or any(graph.shape(name)[:1] != (images,) for name in (*computed, *node.outputs) if name):
@@ -386,22 +391,22 @@ def _for_all(graph: Graph, node: Node, name: str) -> bool:
 def _one(graph: Graph, image: int, fresh: Names) -> Iterator[tuple[Node, dict[str, TensorType]]]:
     """The nodes of one image, with the types of their outputs."""
 
-    def named(name: str) -> str:
+    def name_of(name: str) -> str:
         return _name(fresh, name, image)
 
     for name in graph.inputs:
         attrs = {"axes": (0,), "starts": (image,), "ends": (image + 1,), "steps": (1,)}
-        cut = named(name)
+        cut = name_of(name)
         yield Node("Slice", (name,), (cut,), attrs, cut), {cut: _type(graph, name)}
     for node in graph.nodes:
-        inputs = tuple(name if not name or name in graph.constants else named(name) for name in node.inputs)
-        outputs = tuple(name and named(name) for name in node.outputs)
+        inputs = tuple(name if not name or name in graph.constants else name_of(name) for name in node.inputs)
+        outputs = tuple(name and name_of(name) for name in node.outputs)
         made = replace(node, inputs=inputs, outputs=outputs, name=outputs[0])
         if node.op == "Reshape":
             made = made.with_attrs(shape=_type(graph, node.output).shape)
         if node.op == "Resize":
             made = made.with_attrs(sizes=(1, *SIZES(node)[1:]))
-        yield made, {named(name): _type(graph, name) for name in node.outputs if name}
+        yield made, {name_of(name): _type(graph, name) for name in node.outputs if name}
 
 
 def _name(fresh: Names, tensor: str, image: int) -> str:

@@ -46,14 +46,14 @@ class Tensor:
         Its strides are correct for a single image only; calls on several images need those of the whole tensor.
         """
         npu, row = block(first, self.at.npu, machine)
-        at = replace(self.at, npu=npu).shifted(ELEMENT * row * self.stride(machine).c)
+        at = replace(self.at, npu=npu).shift(ELEMENT * row * self.stride(machine).c)
         return Tensor(self.shape._replace(c=last - first), at)
 
     def image(self, index: int, machine: Machine) -> Tensor:
         """One image, or one row of a matrix, as a separate tensor."""
-        return Tensor(self.shape._replace(n=1), self.at.shifted(ELEMENT * index * self.stride(machine).n))
+        return Tensor(self.shape._replace(n=1), self.at.shift(ELEMENT * index * self.stride(machine).n))
 
-    def reshaped(self, shape: Dim4) -> Tensor:
+    def reshape(self, shape: Dim4) -> Tensor:
         """The same bytes as a tensor of another shape with the same number of elements per channel."""
         return replace(self, shape=shape)
 
@@ -90,30 +90,30 @@ class SystemView:
         """Its extents."""
         return tuple(prod(extent for extent, _ in axis) for axis in self.axes)
 
-    def transposed(self, perm: Sequence[int]) -> SystemView:
+    def transpose(self, perm: Sequence[int]) -> SystemView:
         """The axes in another order."""
         return replace(self, axes=tuple(self.axes[axis] for axis in perm))
 
-    def reshaped(self, shape: Sequence[int]) -> SystemView | None:
+    def reshape(self, shape: Sequence[int]) -> SystemView | None:
         """The same elements in another shape; None if no strides describe it."""
-        waiting = list(merged([dim for axis in self.axes for dim in axis]))
+        waiting = list(merge_dims([dim for axis in self.axes for dim in axis]))
         axes: list[tuple[Dim, ...]] = []
         for extent in shape:
             taken = _take(waiting, extent)
             if taken is None:
                 return None
-            axes.append(merged(taken))
+            axes.append(merge_dims(taken))
         return replace(self, axes=tuple(axes))
 
-    def sliced(self, axis: int, start: int, count: int, step: int = 1) -> SystemView | None:
+    def slice_axis(self, axis: int, start: int, count: int, step: int = 1) -> SystemView | None:
         """Every step-th element along an axis; None if the axis has several dimensions."""
-        (_, stride), *more = merged(self.axes[axis])
+        (_, stride), *more = merge_dims(self.axes[axis])
         if more:
             return None
         axes = (*self.axes[:axis], ((count, stride * step),), *self.axes[axis + 1 :])
         return replace(self, offset=self.offset + start * stride, axes=axes)
 
-    def repeated(self, shape: Sequence[int]) -> SystemView:
+    def broadcast(self, shape: Sequence[int]) -> SystemView:
         """The view broadcast to a shape, as in numpy."""
         axes = ((((1, 0),),) * (len(shape) - len(self.axes))) + self.axes
         found = zip(axes, shape, strict=True)
@@ -123,7 +123,7 @@ class SystemView:
         )
 
 
-def known(view: SystemView | None) -> SystemView:
+def expect_view(view: SystemView | None) -> SystemView:
     """A view of which the caller knows that its four dimensions suffice."""
     assert view is not None
     return view
@@ -147,7 +147,7 @@ def _take(waiting: list[Dim], extent: int) -> list[Dim] | None:
     return taken
 
 
-def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
+def merge_dims(dims: Sequence[Dim]) -> tuple[Dim, ...]:
     """Equivalent dimensions, merged where contiguous; at least one."""
     found: list[Dim] = []
     for extent, stride in dims:

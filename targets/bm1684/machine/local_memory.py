@@ -40,14 +40,14 @@ class Position(NamedTuple):
 def position(address: int, machine: Machine) -> Position:
     """Q = floor(A / S) and R = A mod S. Raises DoesNotFit (E302) unless A is in [0, X * S - 1]."""
     if not 0 <= address < machine.addresses:
-        raise outside(f"address {address}", f"0..{machine.addresses - 1}")
+        raise outside_error(f"address {address}", f"0..{machine.addresses - 1}")
     return Position(*divmod(address, machine.local_bytes))
 
 
 def address(npu: int, offset: int, machine: Machine) -> int:
     """A = Q * S + R. Raises DoesNotFit (E302) for an NPU or an offset that the machine does not have."""
     if not (0 <= npu < machine.npus and 0 <= offset < machine.local_bytes):
-        raise outside(f"NPU {npu}, offset {offset}", f"{machine.npus} NPUs of {machine.local_bytes} bytes")
+        raise outside_error(f"NPU {npu}, offset {offset}", f"{machine.npus} NPUs of {machine.local_bytes} bytes")
     return npu * machine.local_bytes + offset
 
 
@@ -160,7 +160,7 @@ def okk_compact_stride(start_idx: int, shape: Dim4, machine: Machine) -> Dim4:
 def matrix_shape(rows: int, cols: int, cols_per_channel: int) -> Dim4:
     """The shape (N, ceil(M / W), 1, W) that an N-by-M matrix has in the aligned layout; W in [1, M]."""
     if not 1 <= cols_per_channel <= cols:
-        raise outside(f"W = {cols_per_channel} of a matrix with {cols} columns", f"1..{cols}")
+        raise outside_error(f"W = {cols_per_channel} of a matrix with {cols} columns", f"1..{cols}")
     return Dim4(rows, ceil_div(cols, cols_per_channel), 1, cols_per_channel)
 
 
@@ -178,12 +178,12 @@ def to_4n_mode(tensor: Array) -> Array:
 
     M = ceil(N / 4); the 4 - (N mod 4) dummy elements are 0.
     """
-    return _together(tensor, 4)
+    return _interleave_images(tensor, 4)
 
 
 def from_4n_mode(elements: Array, N: int) -> Array:
     """The inverse of to_4n_mode: (N, C, H, W)."""
-    return _apart(elements, N)
+    return _separate_images(elements, N)
 
 
 def to_2n_mode(tensor: Array) -> Array:
@@ -193,12 +193,12 @@ def to_2n_mode(tensor: Array) -> Array:
     (2, 0, 0, 0)" beside a dummy one; by its definition of the mode and the data type given, an int16 element is
     meant (docs/decisions.md).
     """
-    return _together(tensor, 2)
+    return _interleave_images(tensor, 2)
 
 
 def from_2n_mode(elements: Array, N: int) -> Array:
     """The inverse of to_2n_mode: (N, C, H, W)."""
-    return _apart(elements, N)
+    return _separate_images(elements, N)
 
 
 def to_2ic_mode(weights: Array) -> Array:
@@ -206,22 +206,22 @@ def to_2ic_mode(weights: Array) -> Array:
 
     J = ceil(I / 2); the dummy elements of an odd I are 0.
     """
-    return _together(weights, 2)
+    return _interleave_images(weights, 2)
 
 
 def from_2ic_mode(elements: Array, I: int) -> Array:  # noqa: E741  (the document's name)
     """The inverse of to_2ic_mode: [I, O, H, W]."""
-    return _apart(elements, I)
+    return _separate_images(elements, I)
 
 
-def _together(tensor: Array, count: int) -> Array:
+def _interleave_images(tensor: Array, count: int) -> Array:
     N, *rest = tensor.shape
     dummies = np.zeros((-N % count, *rest), tensor.dtype)
     groups = np.concatenate([tensor, dummies]).reshape(-1, count, *rest)
     return np.ascontiguousarray(np.moveaxis(groups, 1, -1))
 
 
-def _apart(elements: Array, N: int) -> Array:
+def _separate_images(elements: Array, N: int) -> Array:
     groups = np.moveaxis(elements, -1, 1)
     return np.ascontiguousarray(groups).reshape(-1, *groups.shape[2:])[:N]
 
@@ -236,7 +236,7 @@ def ceil_div(value: int, by: int) -> int:
     return -(-value // by)
 
 
-def outside(what: str, limit: str) -> DoesNotFit:
+def outside_error(what: str, limit: str) -> DoesNotFit:
     """The error (E302) for a place outside the machine's memory."""
     return DoesNotFit("E302", f"{what} lies outside the machine's memory", limit=limit)
 
@@ -339,7 +339,7 @@ def _views(
     item = dtype.itemsize * int(np.prod(group, dtype=int))
     end = R + item * local_extent(shape, stride, Q, machine)
     if R % dtype.itemsize or end > machine.local_bytes:
-        raise outside(
+        raise outside_error(
             f"offset {R} to {end} of {dtype} elements",
             f"{machine.local_bytes} bytes in elements of {dtype.itemsize}",
         )
@@ -356,5 +356,5 @@ def _views(
 def _system_view(memory: Array, at: int, shape: Dim4, stride: Dim4, dtype: np.dtype[np.generic]) -> Array:
     end = at + dtype.itemsize * extent(shape, stride)
     if at < 0 or end > memory.size:
-        raise outside(f"system memory {at} to {end}", f"{memory.size} bytes")
+        raise outside_error(f"system memory {at} to {end}", f"{memory.size} bytes")
     return np.ndarray(shape, dtype, memory.data, at, [dtype.itemsize * each for each in stride])

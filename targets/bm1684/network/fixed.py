@@ -141,7 +141,7 @@ def zeros_around(_graph: Graph, node: Node) -> str | None:
     return None if PAD_MODE(node) != "constant" or VALUE(node) == 0 else f"the padding is {VALUE(node)}"
 
 
-def computed(graph: Graph, node: Node) -> str | None:
+def computed_operands(graph: Graph, node: Node) -> str | None:
     """The operands are computed."""
     found = [name for name in node.inputs if name in graph.constants]
     return f"'{found[0]}' is a constant" if found else None
@@ -178,9 +178,9 @@ OPERATORS: Mapping[str, Support] = {
     "PRelu": Support("nodechip_lut_local_v2", (constant_weights, images, within_extents, one_slope)),
     "Relu": Support("nodechip_eltwise_fix8b_forward_local", (images,)),
     "Clip": Support("nodechip_eltwise_fix8b_forward_local, nodechip_lut_local_v2", (images,)),
-    "Concat": Support("nothing along channels; GDMA", (computed, batch_stays)),
+    "Concat": Support("nothing along channels; GDMA", (computed_operands, batch_stays)),
     **{op: Support("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
-    "Interleave": Support("GDMA", (computed, batch_stays)),
+    "Interleave": Support("GDMA", (computed_operands, batch_stays)),
     "Pad": Support("GDMA", (batch_stays, zeros_around)),
     "Reshape": Support("nothing, or GDMA", (batch_stays,)),
     "Transpose": Support("GDMA", (batch_stays,)),

@@ -48,13 +48,13 @@ class Bundle:
         return (*self.moves, *self.step.calls)
 
 
-def bundled(steps: Sequence[Step]) -> list[Bundle]:
+def bundle_steps(steps: Sequence[Step]) -> list[Bundle]:
     """The steps, reordered with the same effects; computations keep their order."""
     bundles: list[Bundle] = []
     waiting: list[Step] = []
     for step in steps:
         if not step.on_gdma:
-            bundles += _alone(_split(waiting, step))
+            bundles += _single_bundles(_split(waiting, step))
             bundles.append(Bundle(step, tuple(waiting)))
             waiting = []
         elif _all(step, "L2S"):
@@ -65,12 +65,12 @@ def bundled(steps: Sequence[Step]) -> list[Bundle]:
         elif bundles and _may_precede(step, bundles[-1], waiting):
             bundles[-1] = replace(bundles[-1], beside=(*bundles[-1].beside, step))
         else:
-            bundles += _alone([*waiting, step])
+            bundles += _single_bundles([*waiting, step])
             waiting = []
-    return bundles + _alone(waiting)
+    return bundles + _single_bundles(waiting)
 
 
-def _alone(steps: Iterable[Step]) -> list[Bundle]:
+def _single_bundles(steps: Iterable[Step]) -> list[Bundle]:
     return [Bundle(step) for step in steps]
 
 
@@ -142,14 +142,14 @@ WAYS = (Placing(), Placing(ahead=16), Placing(around=True), Placing(around=True,
 
 def plan(lowered: Lowered, machine: Machine) -> Kernel:
     """The kernel of a lowered graph. Raises DoesNotFit (E302) if a step's buffers exceed local memory."""
-    bundles = bundled(lowered.steps)
-    found = [kernel for way in WAYS if (kernel := _planned(lowered, bundles, machine, way)) is not None]
+    bundles = bundle_steps(lowered.steps)
+    found = [kernel for way in WAYS if (kernel := _try_plan(lowered, bundles, machine, way)) is not None]
     if found:
         return min(found, key=lambda kernel: cost(kernel.regions, machine).cycles)
     return _Plan(lowered, [Bundle(step) for step in lowered.steps], machine).run()
 
 
-def _planned(lowered: Lowered, bundles: Sequence[Bundle], machine: Machine, way: Placing) -> Kernel | None:
+def _try_plan(lowered: Lowered, bundles: Sequence[Bundle], machine: Machine, way: Placing) -> Kernel | None:
     """A plan; None if the buffers of steps that run in parallel do not fit together."""
     try:
         return _Plan(lowered, bundles, machine, way).run()
@@ -167,7 +167,7 @@ class _Plan:
         self.last_end = 0
         """The end of the last load that was placed."""
         self.uses = _uses(bundles)
-        self.addresses = self._computed()
+        self.addresses = self._written_addresses()
         self.taken = [
             LocalPlace(name, at, at + lowered.buffers[name], *self.uses[name])
             for name, at in self.addresses.items()
@@ -179,7 +179,7 @@ class _Plan:
         self.filling = ""
         self.regions: list[ParallelRegion] = []
 
-    def _computed(self) -> dict[str, int]:
+    def _written_addresses(self) -> dict[str, int]:
         """The addresses of buffers that steps write."""
         lowered = self.lowered
         names = [name for name in self.uses if name not in lowered.loads]
@@ -195,12 +195,12 @@ class _Plan:
         for index, bundle in enumerate(self.bundles):
             needed = {name for call in bundle.calls for name in call.buffers if name in self.lowered.loads}
             self._force(needed, index)
-            calls = tuple(call.placed(self.addresses) for call in bundle.step.calls)
+            calls = tuple(call.place(self.addresses) for call in bundle.step.calls)
             if bundle.step.on_gdma:
                 self.regions.append(ParallelRegion(calls, (), index, (bundle.step,) * len(calls)))
                 continue
-            moves = tuple(call.placed(self.addresses) for call in bundle.moves)
-            loads = self._beside(index, self._sum(calls) - self._sum(moves), bundle)
+            moves = tuple(call.place(self.addresses) for call in bundle.moves)
+            loads = self._loads_beside(index, self._sum(calls) - self._sum(moves), bundle)
             owners = (*(each for each in bundle.beside for _ in each.calls), *(step for _, step in loads))
             self.regions.append(ParallelRegion((*moves, *(call for call, _ in loads)), calls, index, owners))
         return Kernel(tuple(self.regions), tuple(bundle.step for bundle in self.bundles), tuple(self.taken))
@@ -215,17 +215,17 @@ class _Plan:
             if not self.rest and not self._begin(index, None):
                 raise self._too_large(self.bundles[index].step, None)
             load, done = self.rest.pop(0)
-            calls += self._loading(load, done, load.columns)
+            calls += self._place_load(load, done, load.columns)
         if calls:
             placed, owners = zip(*calls, strict=True)
             self.regions.append(ParallelRegion(placed, (), index, owners))
 
-    def _loading(self, load: Load, first: int, last: int) -> list[tuple[Call, Step]]:
+    def _place_load(self, load: Load, first: int, last: int) -> list[tuple[Call, Step]]:
         """The placed calls of a load, each with the step that waits for the current buffer."""
         step = self.bundles[self.uses[self.filling][0]].step
-        return [(call.placed(self.addresses), step) for call in load.call(first, last)]
+        return [(call.place(self.addresses), step) for call in load.call(first, last)]
 
-    def _beside(self, index: int, budget: int, bundle: Bundle) -> list[tuple[Call, Step]]:
+    def _loads_beside(self, index: int, budget: int, bundle: Bundle) -> list[tuple[Call, Step]]:
         """Loads beside this bundle, in at most `budget` cycles, and any that the next bundle waits for."""
         calls: list[tuple[Call, Step]] = []
         while self.rest or self._begin(index, bundle):
@@ -236,7 +236,7 @@ class _Plan:
                 self.rest.insert(0, (load, until))
             if until == done:
                 break
-            found = self._loading(load, done, until)
+            found = self._place_load(load, done, until)
             budget -= self._sum([call for call, _ in found])
             calls += found
         return calls
@@ -345,9 +345,9 @@ def lower_bound(lowered: Lowered) -> int:
     uses = _uses(lowered.steps)
     computed = [name for name in uses if name not in lowered.loads]
 
-    def alive(index: int, step: Step) -> int:
+    def live_bytes(index: int, step: Step) -> int:
         touched = {name for call in step.calls for name in call.buffers if name in lowered.loads}
         kept = (name for name in computed if uses[name][0] <= index <= uses[name][1])
         return sum(lowered.buffers[name] for name in (*touched, *kept))
 
-    return max((alive(index, step) for index, step in enumerate(lowered.steps)), default=0)
+    return max((live_bytes(index, step) for index, step in enumerate(lowered.steps)), default=0)

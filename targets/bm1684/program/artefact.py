@@ -166,7 +166,7 @@ class Contents:
     """The host's conversions before and after the kernel."""
 
     @property
-    def fixed(self) -> bool:
+    def is_int8(self) -> bool:
         """Whether the kernel computes in 8 bits; without steps if its inputs and outputs are integers already."""
         return any(each.dtype != "float32" for each in self.placements)
 
@@ -198,7 +198,7 @@ class Contents:
         """Checks that every input or output of the network is placed, and within its region."""
         sizes = {region.name: region.bytes for region in self.regions}
         placed = [each for each in self.placements if each.direction == direction]
-        if any(each.dtype not in DTYPES or not each.shape for each in placed if self.fixed):
+        if any(each.dtype not in DTYPES or not each.shape for each in placed if self.is_int8):
             raise damage_error(f"an {direction} is of no type that there is")
         if not self.steps and sorted((each.tensor, each.shape) for each in placed) != sorted(
             (each.name, each.shape) for each in ports
@@ -215,7 +215,7 @@ class Contents:
         return [region.name for region in self.regions]
 
     @staticmethod
-    def observed(manifest: Mapping[str, Any]) -> tuple[Observed, ...]:
+    def read_observed(manifest: Mapping[str, Any]) -> tuple[Observed, ...]:
         """The layers' results in local memory. Raises ArtefactError (E502) for a damaged manifest."""
         found = read(tuple[Observed, ...], manifest.get("results"), "results")
         for each in found:
@@ -228,7 +228,7 @@ class Contents:
         return found
 
     @staticmethod
-    def occupied(manifest: Mapping[str, Any], regions: int) -> tuple[Occupied, ...]:
+    def read_occupied(manifest: Mapping[str, Any], regions: int) -> tuple[Occupied, ...]:
         """The buffers in local memory, for so many regions. Raises ArtefactError (E502) for a damaged manifest."""
         found = read(tuple[Occupied, ...], manifest.get("buffers"), "buffers")
         if not all(0 <= each.first <= each.last < regions and 0 <= each.start <= each.end for each in found):

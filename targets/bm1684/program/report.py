@@ -89,7 +89,7 @@ def _notes(kernel: Kernel, machine: Machine) -> list[Noted]:
     return found
 
 
-def _computed(kernel: Kernel) -> list[Computed]:
+def _layer_descriptions(kernel: Kernel) -> list[Computed]:
     """The descriptions of all layers."""
     steps = (kernel.steps[regions[0].step] for regions in layers_of(kernel))
     return [Computed(step.node, step.op, step.sources) for step in steps]
@@ -150,7 +150,7 @@ def _entry(made: Noted | Computed) -> dict[str, Any]:
 def layers(
     graph: Graph, kernel: Kernel, machine: Machine, peak: int, moved: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """A row per layer, in order, with the cost of its regions; loads count where they run. moved: as `_moved`."""
+    """A row per layer, with the cost of its regions; loads count where they run. moved: of `_moved_bytes`."""
     parts: dict[str, list[KernelRegion]] = {}
     for region in kernel.regions:
         parts.setdefault(kernel.steps[region.step].node, []).append(region)
@@ -180,7 +180,7 @@ def _layer(
     }
 
 
-def _moved(regions: Iterable[KernelRegion]) -> dict[str, int]:
+def _moved_bytes(regions: Iterable[KernelRegion]) -> dict[str, int]:
     """Bytes moved between system and local memory for each layer, in whatever region."""
     found: dict[str, int] = {}
     for region in regions:
@@ -231,8 +231,8 @@ def summary(
     graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, system: Contents, network: Graph
 ) -> dict[str, Any]:
     """The compile report (the command line's format, without status). network: the graph before slicing."""
-    peak = machine.fixed_macs_per_cycle if system.fixed else machine.macs_per_cycle
-    total, moved = cost(kernel.regions, machine), _moved(kernel.regions)
+    peak = machine.fixed_macs_per_cycle if system.is_int8 else machine.macs_per_cycle
+    total, moved = cost(kernel.regions, machine), _moved_bytes(kernel.regions)
     multiplied = sum(macs(node, graph.tensors) for node in graph.nodes)
     ideal = multiplied / peak
     taken = sum(region.bytes for region in system.regions)
@@ -245,7 +245,7 @@ def summary(
         "macs": multiplied,
         "cycles": total.cycles,
         "cycles_per_image": total.cycles / max(images, 1),
-        **_bounds(network, system.fixed, total.bound, machine),
+        **_bounds(network, system.is_int8, total.bound, machine),
         "bdc_cycles": total.bdc,
         "gdma_cycles": total.gdma,
         "ideal_cycles": ideal,
@@ -275,10 +275,10 @@ def manifest(
     """The target's part of the manifest. dtype: of a tensor in local memory; network: the graph before slicing."""
     return {
         "target": "bm1684",
-        "precision": "int8" if system.fixed else "fp32",
+        "precision": "int8" if system.is_int8 else "fp32",
         **system.as_json(),
         "instructions": [_entry(each) for each in _notes(kernel, machine)],
-        "layers": [_entry(each) for each in _computed(kernel)],
+        "layers": [_entry(each) for each in _layer_descriptions(kernel)],
         "buffers": _buffers(kernel),
         "results": _results(graph, lowered, kernel, dtype),
         "report": summary(graph, lowered, kernel, machine, system, network or graph),

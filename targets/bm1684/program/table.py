@@ -117,7 +117,7 @@ def read(data: bytes, places: Sequence[str], machine: Machine) -> CallTable:
             else:
                 regions.append(CallRegion((call,), parallel=False))
     if regions or together is not None:
-        raise damaged(len(data.splitlines()), "the last layer does not end")
+        raise damage_error(len(data.splitlines()), "the last layer does not end")
     return CallTable(tuple(layers))
 
 
@@ -145,7 +145,7 @@ FLOAT = re.compile(r"=([0-9a-f]{8})")
 
 def _call(name: str, words: Sequence[str], places: Sequence[str], machine: Machine, number: int) -> Call:
     if not NAME.fullmatch(name):
-        raise damaged(number, "there is no such call")
+        raise damage_error(number, "there is no such call")
     return Call(name, tuple(_arg(word, places, machine, number) for word in words))
 
 
@@ -163,10 +163,10 @@ def _arg(word: str, places: Sequence[str], machine: Machine, number: int) -> Arg
         return Position(*divmod(int(found[1]), machine.local_bytes))
     if (found := PLACE.fullmatch(word)) is not None and int(found[1]) < len(places):
         return SystemPlace(places[int(found[1])], int(found[2]))
-    raise damaged(number, "an argument is none")
+    raise damage_error(number, "an argument is none")
 
 
-def damaged(number: int, reason: str) -> ArtefactError:
+def damage_error(number: int, reason: str) -> ArtefactError:
     """The error (E502) for a line of a table."""
     return ArtefactError("E502", f"{TABLE_FILE}, line {number}: {reason}")
 
@@ -177,12 +177,12 @@ Writer = Callable[[Position], str]
 """Writes an address of local memory as C."""
 
 
-def local(address: Position) -> str:
+def local_address(address: Position) -> str:
     """The address as an NPU and a byte offset in its memory."""
     return f"LOCAL({address.npu}, {address.offset:#x})"
 
 
-def call_text(call: Call, write: Writer = local) -> str:
+def call_text(call: Call, write: Writer = local_address) -> str:
     """A placed call as C, without the semicolon."""
     name = f"npuc_{call.name.partition('_')[2]}" if call.name.startswith(FIRMWARE) else f"okk_{call.name}"
     return f"{name}({', '.join(_argument(call, index, write) for index in range(len(call.args)))})"

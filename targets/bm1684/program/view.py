@@ -37,9 +37,9 @@ def outline(program: Program) -> list[Heading]:
     A note per call names the tensors that it writes and reads. Raises ArtefactError (E502) for a damaged artefact.
     """
     contents, calls = Contents.of(program.manifest), instructions(program)
-    kept = {each.tensor: each.shape for each in Contents.observed(program.manifest)}
+    kept = {each.tensor: each.shape for each in Contents.read_observed(program.manifest)}
     regions = (tuple(group) for _, group in groupby(calls, lambda call: call.region))
-    layers = (tuple(group) for _, group in groupby(regions, lambda region: _main(region).tensor))
+    layers = (tuple(group) for _, group in groupby(regions, lambda region: _main_call(region).tensor))
     headings = (heading for layer in layers for heading in _layer(layer, kept))
     notes = (
         Heading("note", call.index, 1, (line,)) for call, line in zip(calls, _notes(program, calls), strict=True)
@@ -54,7 +54,7 @@ def _segment(contents: Contents, calls: int) -> Heading:
         if each.file
     ]
     ports = {
-        way: [_copied(what, each) for each in contents.placements if each.direction == way]
+        way: [_copy_line(what, each) for each in contents.placements if each.direction == way]
         for way, what in (("input", "load"), ("output", "store"))
     }
     run = f"run    calls 0..{calls - 1} of {contents.kernel}"
@@ -63,7 +63,7 @@ def _segment(contents: Contents, calls: int) -> Heading:
     return Heading("segment", 0, calls, tuple(lines))
 
 
-def _copied(what: str, placement: KernelPort) -> Line:
+def _copy_line(what: str, placement: KernelPort) -> Line:
     """The line of a copy between the host and system memory."""
     place = f"{count(placement.bytes):>11} bytes  {placement.region} from {placement.address:#x}  "
     return (f"{what:<5}  {place}", Name(placement.tensor), f" [{'x'.join(map(str, placement.shape))}]")
@@ -72,27 +72,27 @@ def _copied(what: str, placement: KernelPort) -> Line:
 Calls = tuple[Instruction, ...]
 
 
-def _main(region: Calls) -> Instruction:
+def _main_call(region: Calls) -> Instruction:
     """The call that identifies a region's layer: beside it, data for other layers may be moved."""
     return next((call for call in region if call.engine == "bdc"), region[0])
 
 
 def _layer(regions: Sequence[Calls], kept: Mapping[str, tuple[int, ...]]) -> Iterator[Heading]:
     """The headings of a layer and of those of its regions in which both engines run."""
-    main = _main(regions[0])
+    main = _main_call(regions[0])
     shape = f" [{'x'.join(map(str, kept[main.tensor]))}]" if main.tensor in kept else ""
-    took = count(sum(max(_spent(region).values()) for region in regions))
+    took = count(sum(max(_engine_cycles(region).values()) for region in regions))
     line = (*names_of(main.nodes), " -> ", Name(main.tensor), f"{shape}, {took} cycles")
     yield Heading("layer", regions[0][0].index, sum(map(len, regions)), (line,))
     for region in regions:
-        spent = _spent(region)
+        spent = _engine_cycles(region)
         if min(spent.values()):
             both = ", ".join(f"{engine} {count(cycles)} cycles" for engine, cycles in spent.items())
             line = (f"region {region[0].region}: both engines at once, {both}",)
             yield Heading("operation", region[0].index, len(region), (line,))
 
 
-def _spent(region: Calls) -> dict[str, int]:
+def _engine_cycles(region: Calls) -> dict[str, int]:
     """Cycles of each engine."""
     return {engine: sum(call.cycles for call in region if call.engine == engine) for engine in ("bdc", "gdma")}
 
@@ -101,30 +101,30 @@ def _notes(program: Program, calls: Sequence[Instruction]) -> Iterator[Line]:
     """For each call, the names of the operand that it writes, then of those that it reads."""
     contents = Contents.of(program.manifest)
     regions = 1 + max((call.region for call in calls), default=-1)
-    buffers = Contents.occupied(program.manifest, regions)
-    results = {each.tensor: (each.npu, each.offset) for each in Contents.observed(program.manifest)}
+    buffers = Contents.read_occupied(program.manifest, regions)
+    results = {each.tensor: (each.npu, each.offset) for each in Contents.read_observed(program.manifest)}
     held: dict[Where, Line] = {
         (each.region, each.address): (Name(each.tensor),) for each in contents.placements if prod(each.shape)
     }
     for call in calls:
-        places = [_where(arg) for arg in call.call.args if isinstance(arg, (Position, SystemPlace))]
-        read = [held.get(each) or _named(each, call.region, buffers) for each in places[1:]]
+        places = [_place_of(arg) for arg in call.call.args if isinstance(arg, (Position, SystemPlace))]
+        read = [held.get(each) or _name_place(each, call.region, buffers) for each in places[1:]]
         if not places:
             yield ()
             continue
         wrote: Line = (Name(call.tensor),)
         if results.get(call.tensor) != places[0]:
             known = isinstance(places[0][0], str) and held.get(places[0])
-            wrote = known or _named(places[0], call.region, buffers)
+            wrote = known or _name_place(places[0], call.region, buffers)
         held[places[0]] = wrote
-        yield (*wrote, " <- ", *_listed(read)) if read else wrote
+        yield (*wrote, " <- ", *_list_lines(read)) if read else wrote
 
 
-def _where(arg: Position | SystemPlace) -> Where:
+def _place_of(arg: Position | SystemPlace) -> Where:
     return (arg.npu, arg.offset) if isinstance(arg, Position) else (arg.region, arg.offset)
 
 
-def _named(where: Where, region: int, buffers: Iterable[Occupied]) -> Line:
+def _name_place(where: Where, region: int, buffers: Iterable[Occupied]) -> Line:
     """The name of a place while a region runs: a buffer and a byte offset."""
     place, offset = where
     if isinstance(place, str):
@@ -137,7 +137,7 @@ def _named(where: Where, region: int, buffers: Iterable[Occupied]) -> Line:
     return (f"local {offset:#x}",)
 
 
-def _listed(lines: Iterable[Line]) -> Line:
+def _list_lines(lines: Iterable[Line]) -> Line:
     """The distinct lines, separated by commas."""
     pieces: Line = ()
     for line in dict.fromkeys(lines):
@@ -170,17 +170,19 @@ def timeline(program: Program) -> Timeline:
         )
         activities.append(found)
         writers |= dict.fromkeys(places[:1], number)
-    occupied = Contents.occupied(program.manifest, len(starts) - 1)
+    occupied = Contents.read_occupied(program.manifest, len(starts) - 1)
     touched: dict[int, list[tuple[int, int]]] = {}
     for call, each in zip(calls, activities, strict=True):
         places = (argument for argument in call.call.args if isinstance(argument, Position))
         touched.setdefault(call.region, []).extend((place.offset, each.end) for place in places)
-    local = (_local(each, starts, touched) for each in occupied)
+    local = (_buffer_use(each, starts, touched) for each in occupied)
     banks = {"local": Contents.of(program.manifest).machine.bank_bytes}
     return Timeline(starts[-1], tuple(activities), (*local, *_system(program, starts[-1])), "BDC", banks)
 
 
-def _local(each: Occupied, starts: Sequence[int], touched: Mapping[int, Sequence[tuple[int, int]]]) -> BufferUse:
+def _buffer_use(
+    each: Occupied, starts: Sequence[int], touched: Mapping[int, Sequence[tuple[int, int]]]
+) -> BufferUse:
     """A buffer of local memory, which is freed at the end of a region.
 
     touched: by region, the offsets that its calls read or write, and the end cycles of these calls.
@@ -229,14 +231,14 @@ def memory_annotations(program: Program, name: str) -> Iterator[MemoryAnnotation
                 )
 
 
-def stored(program: Program, tensor: str) -> Stored | None:
+def storage_of(program: Program, tensor: str) -> Stored | None:
     """The words of an input, an output, or a layer's result copied from local memory without gaps.
 
     8-bit integers have four images per word (4N). Raises ArtefactError (E502) if the program is not one that
     npuc wrote.
     """
     placed = {each.tensor: each for each in Contents.of(program.manifest).placements}.get(tensor)
-    result = {each.tensor: each for each in Contents.observed(program.manifest)}.get(tensor)
+    result = {each.tensor: each for each in Contents.read_observed(program.manifest)}.get(tensor)
     if placed is not None:
         shape, dtype, where = placed.shape, placed.dtype, f"region {placed.region}, byte {placed.address}"
     elif result is not None:
@@ -261,7 +263,7 @@ def origin(program: Program, tensor: str, element: tuple[int, ...]) -> Origin | 
         spent[call.call.name] += call.cycles
     (main, _), *_ = spent.most_common(1)
     calls = [call for call in calls if call.call.name == main]
-    kept = next((each for each in Contents.observed(program.manifest) if each.tensor == tensor), None)
+    kept = next((each for each in Contents.read_observed(program.manifest) if each.tensor == tensor), None)
     if kept is not None and len(kept.shape) == len(element) == len(kept.local_shape):
         place = _place(kept, element, Contents.of(program.manifest).machine)
         calls = [call for call in calls if _destination(call) <= place] or calls

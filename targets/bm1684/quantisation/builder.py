@@ -39,10 +39,10 @@ from npuc.targets.bm1684.quantisation.steps import (
     MOST_SHIFT,
     MOST_WEIGHT,
     constraints,
-    even,
-    filling,
-    natural,
-    shared,
+    fill_range,
+    has_even_weights,
+    natural_steps,
+    share_steps,
     without_negatives,
 )
 
@@ -60,13 +60,13 @@ def quantise(
 
     Raises UnsupportedOperator (E205) if weights, biases or factors exceed their bits.
     """
-    fixed = shared(graph, nodes, natural(given))
+    fixed = share_steps(graph, nodes, natural_steps(given))
     free = {name: histogram for name, histogram in histograms.items() if name not in fixed}
     expect_within_reach(nodes, free)
     demanded = constraints(graph, nodes, free, fixed)
     chosen = free_steps(graph, nodes, free, demanded, method, fixed)
     steps = {**without_negatives(graph, nodes, chosen, demanded), **fixed}
-    return _Builder(graph, nodes, filling(graph, nodes, steps, free, demanded, method), None, OPERATORS).build()
+    return _Builder(graph, nodes, fill_range(graph, nodes, steps, free, demanded, method), None, OPERATORS).build()
 
 
 class _Builder(IntegerBuilder):
@@ -84,10 +84,10 @@ class _Builder(IntegerBuilder):
             self.limits(node)
             x, y = self.steps(data_inputs(node)[0]), self.steps(node.output)
             if (x.zero, y.zero) == (UNSIGNED, 0):
-                return self._multiplied(node)
-            return SUM, self._shifted(node, data_inputs(node)), ()
+                return self._rescale(node)
+            return SUM, self._shift_attrs(node, data_inputs(node)), ()
         if node.op == "Mul":
-            return PRODUCT, self._shifted(node, node.inputs), ()
+            return PRODUCT, self._shift_attrs(node, node.inputs), ()
         if (function := as_unary(self.float, node)) is not None:
             return self._entries(node, function)
         op, attrs, extra = super().form(node)
@@ -102,7 +102,7 @@ class _Builder(IntegerBuilder):
     def sum(self, node: Node, relu: int) -> IntegerForm:
         """A sum in which every operand has its own factor and shift."""
         del relu
-        return SUM, self._shifted(node, node.inputs), ()
+        return SUM, self._shift_attrs(node, node.inputs), ()
 
     def _entries(self, node: Node, function: Node) -> IntegerForm:
         """The entries of a function for every integer; 0 where it is not defined."""
@@ -110,7 +110,7 @@ class _Builder(IntegerBuilder):
         values = np.nan_to_num(wanted_values(function, x.scale, y.scale, x.zero, y.zero), nan=y.zero)
         return LOOKUP, {}, self.add_constants(node, {"table": np.clip(np.rint(values), -128, 127).astype(np.int8)})
 
-    def _multiplied(self, node: Node) -> IntegerForm:
+    def _rescale(self, node: Node) -> IntegerForm:
         """Rescales an unsigned tensor to a signed one by a convolution: a sum of unsigned operands is unsigned."""
         (x,), (_, channels, *_) = data_inputs(node), self.float.shape(node.output)
         (factor,), (shift,) = self._numbers(node, (x,))
@@ -119,7 +119,7 @@ class _Builder(IntegerBuilder):
         constants = self._layer_of(node, w, own, shift, self.steps(x), self.steps(node.output))
         return "IntConv", {"group": channels, "average": 1}, constants
 
-    def _shifted(self, node: Node, operands: Sequence[str]) -> dict[str, Attr]:
+    def _shift_attrs(self, node: Node, operands: Sequence[str]) -> dict[str, Attr]:
         signed = any(self.zeros[name] != UNSIGNED for name in operands) or node.op == "Mul"
         if not signed and self.zeros[node.output] != UNSIGNED:
             raise UnsupportedOperator("E205", "no operand has a sign, but the sum", node=node.name, op=node.op)
@@ -141,7 +141,7 @@ class _Builder(IntegerBuilder):
 
         The second one has the errors of the first one's weights as its weights, with a finer step.
         """
-        if even(self.float, node) or self.zeros[node.output]:
+        if has_even_weights(self.float, node) or self.zeros[node.output]:
             super().convert(node)
             return
         x, y, name = self.steps(node.inputs[0]), self.steps(node.output), node.name or node.output

@@ -35,14 +35,14 @@ SAME = (*KEPT_INTEGERS, *SELECTION)
 NEVER_NEGATIVE = (*NOT_NEGATIVE, "HardSigmoid", "Sqrt", "Abs")
 
 
-def natural(given: Mapping[str, Steps]) -> dict[str, Steps]:
+def natural_steps(given: Mapping[str, Steps]) -> dict[str, Steps]:
     """Given scales with a zero point of 0 or -128; others are replaced by signed ones with the same range."""
     return {
         name: steps if steps.zero in (0, UNSIGNED) else Steps(steps.reach / 127) for name, steps in given.items()
     }
 
 
-def shared(graph: Graph, nodes: Sequence[Node], given: Mapping[str, Steps]) -> dict[str, Steps]:
+def share_steps(graph: Graph, nodes: Sequence[Node], given: Mapping[str, Steps]) -> dict[str, Steps]:
     """Given scales, extended to the tensors that must share them."""
     equal = equal_scales(graph, nodes)
     class_of = components((*given, *(name for pair in equal for name in pair)), equal)
@@ -72,7 +72,7 @@ def without_negatives(
 ) -> dict[str, Steps]:
     """The chosen scales within their ceilings; halved, and unsigned, for tensors without negative elements."""
     class_of = components(chosen, (pair for pair in demanded.equal if all(name in chosen for name in pair)))
-    negative = _signed(graph, nodes, class_of)
+    negative = _signed_classes(graph, nodes, class_of)
     scales: dict[str, float] = {}
     for name, steps in chosen.items():
         scale = min(steps.scale, demanded.ceilings.get(name, steps.scale))
@@ -83,7 +83,7 @@ def without_negatives(
     }
 
 
-def _signed(graph: Graph, nodes: Sequence[Node], class_of: Mapping[str, str]) -> set[str]:
+def _signed_classes(graph: Graph, nodes: Sequence[Node], class_of: Mapping[str, str]) -> set[str]:
     """The scale classes of tensors that may have negative elements."""
     integer = set(nodes)
     found: set[str] = set()
@@ -113,7 +113,7 @@ TRIED = np.exp2(np.arange(-4, 9) / 16)
 """Factors that are tried on a scale: up to 1/4 of an octave finer, up to 1/2 coarser."""
 
 
-def filling(
+def fill_range(
     graph: Graph,
     nodes: Sequence[Node],
     steps: Mapping[str, Steps],
@@ -155,7 +155,7 @@ This exchanges accuracy for cycles. PP-LCNet: 45.7 dB in 222,669 cycles if no la
 """
 
 
-def even(graph: Graph, node: Node) -> bool:
+def has_even_weights(graph: Graph, node: Node) -> bool:
     """Whether a node is no convolution whose weights one step does not suit in most channels.
 
     Channels whose weights all round to 0 do not count. Those of a convolution with an activation can be equalised.
@@ -184,7 +184,7 @@ def _weight_errors(graph: Graph, node: Node, steps: Mapping[str, Steps], tried: 
     finest = max(1e-30, *(x * _largest(w) / MOST_WEIGHT, *(_largest(bias) / MOST_BIAS for bias in more)))
     step = y / x / np.exp2(np.clip(np.floor(np.log2(y / finest)), 0, MOST_SHIFT))
     energy = float(np.square(w, dtype=np.float64).sum())
-    return step**2 / 12 * np.count_nonzero(w) * even(graph, node) / max(energy, 1e-30)
+    return step**2 / 12 * np.count_nonzero(w) * has_even_weights(graph, node) / max(energy, 1e-30)
 
 
 def _largest(values: Array) -> float:
@@ -244,7 +244,7 @@ class RescaleAtLimits:
         ties = tying(graph, _without_arithmetic(nodes), frozenset(demands.equal))
         found = {clip: clip.inputs[:1] for clip in ties if _cuts(graph, clip, ties, free, demands)}
         left = {node: pairs for node, pairs in ties.items() if node not in found}
-        return with_rescaled(graph, self.limits, {**found, **_limited(left, free, demands)}, "limited")
+        return with_rescaled(graph, self.limits, {**found, **_limited_operands(left, free, demands)}, "limited")
 
 
 def _cuts(
@@ -267,7 +267,7 @@ def _cuts(
     )
 
 
-def _limited(
+def _limited_operands(
     ties: Mapping[Node, Sequence[Pair]], free: Mapping[str, float], demands: ScaleConstraints
 ) -> dict[Node, Collection[str]]:
     """For each joining node, the operands clipped at a limit that another operand exceeds."""

@@ -63,7 +63,7 @@ class Runner:
 
     def __init__(self, program: Program, chip_model: str) -> None:
         self.contents, self.chip_model = Contents.of(program.manifest), chip_model
-        self.observed, self.files = Contents.observed(program.manifest), program.files
+        self.observed, self.files = Contents.read_observed(program.manifest), program.files
         self.outputs = program.outputs
         table_of(program)
         self.dtypes = {port.name: port.dtype for port in program.outputs}
@@ -73,7 +73,7 @@ class Runner:
         for region in self.contents.regions:
             self.starts[region.name] = self.bytes
             self.bytes += ceil_div(region.bytes, PAGE) * PAGE
-        self.pieces = {name: _mapped(content) for name, content in contents_of(self.files).items()}
+        self.pieces = {name: _map_pieces(content) for name, content in contents_of(self.files).items()}
         """The content of every file; of a heavy one, in a file that is mapped."""
         self.last: Mapping[str, Array] | None = None
         """The inputs of the last sample."""
@@ -90,7 +90,7 @@ class Runner:
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
         count, tensors = count_of(feeds), dict(feeds)
-        waiting = self._converted(self.contents.steps, tensors)
+        waiting = self._run_host_steps(self.contents.steps, tensors)
         wanted = [each.tensor for each in self.contents.placements if each.direction == "input"]
         if missing := sorted({*wanted} - tensors.keys()):
             raise damage_error("no step gives this input", tensor=missing[0])
@@ -100,7 +100,7 @@ class Runner:
         results = [outputs for outputs, _ in found]
         if observe is not None:
             shown = [layers for _, layers in found]
-            integers = self.contents.fixed
+            integers = self.contents.is_int8
             if integers:  # also what lies in system memory alone, joined from slices
                 shown = [{**outputs, **layers} for outputs, layers in found]
             for name in shown[0]:
@@ -110,11 +110,11 @@ class Runner:
                 if name not in feeds and values.dtype == np.int8:
                     observe(name, values)
         tensors |= {name: np.stack([result[name] for result in results]) for name in results[0]}
-        if self._converted(waiting, tensors):
+        if self._run_host_steps(waiting, tensors):
             raise damage_error("no step gives an output")
         return outputs_among(tensors, self.outputs)
 
-    def _converted(self, steps: Sequence[HostStep], tensors: dict[str, Array]) -> list[HostStep]:
+    def _run_host_steps(self, steps: Sequence[HostStep], tensors: dict[str, Array]) -> list[HostStep]:
         """Runs the host steps whose operands exist; returns the others."""
         waiting: list[HostStep] = []
         for step in steps:
@@ -205,7 +205,7 @@ class Runner:
         return memory[start : start + place.bytes]
 
 
-def _mapped(content: Content) -> list[Array]:
+def _map_pieces(content: Content) -> list[Array]:
     """The pieces of a content, in files that are mapped if they are heavy."""
     filled = (each for each in pieces_of(content) if size_of(each))
     return [keep(np.frombuffer(each, np.uint8) if isinstance(each, bytes) else each) for each in filled]
@@ -299,10 +299,10 @@ def carry_out(table: bytes, arguments: bytes, image: Path, folder: str | None = 
     wanted, file = library(folder), image.with_name("table")
     file.write_bytes(table)
     kernels = simulator.interpreting_library(image.parent)
-    return called(wanted, kernels, f"@{file}", arguments, image)
+    return call_library(wanted, kernels, f"@{file}", arguments, image)
 
 
-def called(wanted: Path, kernels: Path, kernel: str, arguments: bytes, image: Path) -> int:
+def call_library(wanted: Path, kernels: Path, kernel: str, arguments: bytes, image: Path) -> int:
     """Runs a kernel of a library, which changes the image; returns its cycles."""
     log = image.with_name("log")
     log.mkdir()
@@ -312,11 +312,11 @@ def called(wanted: Path, kernels: Path, kernel: str, arguments: bytes, image: Pa
     given = [*map(str, (*libraries, kernels)), kernel, *map(str, paths.values()), str(SYSTEM_START)]
     done = interrupts.run([sys.executable, str(CHILD), *given])
     if done.returncode or not paths["cycles"].is_file():
-        raise _refused(done)
+        raise _refusal(done)
     return int(paths["cycles"].read_text(encoding="ascii"))
 
 
-def _refused(done: subprocess.CompletedProcess[str]) -> ArtefactError:
+def _refusal(done: subprocess.CompletedProcess[str]) -> ArtefactError:
     lines = (done.stdout + done.stderr).splitlines()
     asserted = [line.rpartition("/")[2] for line in lines if line.startswith("ASSERT")]
     reason = asserted[0] if asserted else (lines or [f"exit code {done.returncode}"])[-1]

@@ -74,11 +74,11 @@ def shared_library(sources: Mapping[str, bytes], folder: Path) -> Path:
     """
     made = folder / "kernels.so"
     flags = ["-shared", "-fPIC", "-DUSING_CMODEL", "-I", str(MODEL)]
-    build([*FLAGS, *flags, "-o", made.name, *written(sources, folder)], folder)
+    build([*FLAGS, *flags, "-o", made.name, *write_sources(sources, folder)], folder)
     return made
 
 
-def written(sources: Mapping[str, bytes], folder: Path) -> list[str]:
+def write_sources(sources: Mapping[str, bytes], folder: Path) -> list[str]:
     """Writes sources to a folder; returns the names of the C files."""
     for name, text in sources.items():
         (folder / name).write_bytes(text)
@@ -247,11 +247,11 @@ def carry_out(
     """
     file = image.with_name("table")
     file.write_bytes(table)
-    made = called(interpreter(), f"@{file}", arguments, image, machine, parts)
+    made = call_executable(interpreter(), f"@{file}", arguments, image, machine, parts)
     return total(made, machine)
 
 
-def called(
+def call_executable(
     program: Path, kernel: str, arguments: bytes, image: Path, machine: Machine, parts: Sequence[MappedPiece] = ()
 ) -> tuple[TimedCall, ...]:
     """Runs a kernel of an executable on the image of system memory; returns the calls that it made.
@@ -265,11 +265,11 @@ def called(
     command = [str(program), kernel, *map(str, (*paths, *numbers, *places))]
     done = interrupts.run(command)
     if done.returncode:
-        raise _failed(done)
+        raise _failure(done)
     return tuple(read(paths[2].read_text(encoding="ascii").splitlines()))
 
 
-def _failed(done: subprocess.CompletedProcess[str]) -> ArtefactError:
+def _failure(done: subprocess.CompletedProcess[str]) -> ArtefactError:
     lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
     if done.returncode == REFUSED:
         return ArtefactError("E503", lines[-1], remedy=DEFECT)

@@ -156,31 +156,31 @@ def tables(node: Node) -> tuple[TablePlacement, TablePlacement] | None:
     return le, lo
 
 
-def interpolated(placed: tuple[TablePlacement, TablePlacement], x: Array, entries: Array) -> Array:
+def interpolate_tables(placed: tuple[TablePlacement, TablePlacement], x: Array, entries: Array) -> Array:
     """Values of LE in its range, of LO elsewhere: int64 rounded half away from zero, or real."""
-    le, lo = (_of_table(*each, x) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
+    le, lo = (_interpolate_table(*each, x) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
     return np.where((x > placed[0].start) & (x < placed[0].end(LE_ENTRIES)), le, lo)
 
 
-def _of_table(table: TablePlacement, entries: Array, x: Array) -> Array:
+def _interpolate_table(table: TablePlacement, entries: Array, x: Array) -> Array:
     values = np.interp(x, table.start + 2.0**table.select * np.arange(len(entries)), entries.astype(np.float64))
     further = np.maximum(x - table.end(len(entries)), 0) * table.beyond * 2.0**-table.shift
-    return values + further if _is_real(x) else _whole(values) + _whole(further)
+    return values + further if _is_real(x) else _round_half_away(values) + _round_half_away(further)
 
 
-def _whole(values: Array) -> Array:
+def _round_half_away(values: Array) -> Array:
     return (np.sign(values) * np.floor(np.abs(values) + 0.5)).astype(np.int64)
 
 
-def staged(x: Array, stage: SdpStage, alu: Array, mul: Array) -> Array:
+def apply_stage(x: Array, stage: SdpStage, alu: Array, mul: Array) -> Array:
     """Values through a stage, int64 or real; operands broadcast against x and are empty if absent."""
     match ALU[stage.alu]:
         case "sum":
-            x = x + _widened(alu, stage.alu_shift)
+            x = x + _shift_operand(alu, stage.alu_shift)
         case "max":
-            x = np.maximum(x, _widened(alu, stage.alu_shift))
+            x = np.maximum(x, _shift_operand(alu, stage.alu_shift))
         case "min":
-            x = np.minimum(x, _widened(alu, stage.alu_shift))
+            x = np.minimum(x, _shift_operand(alu, stage.alu_shift))
         case _:
             pass
     real = _is_real(x)
@@ -195,37 +195,37 @@ def _is_real(x: Array) -> bool:
     return bool(np.issubdtype(x.dtype, np.floating))
 
 
-def _widened(operand: Array, shift: int) -> Array:
+def _shift_operand(operand: Array, shift: int) -> Array:
     if operand.dtype.kind == "f":
         return operand
     return np.clip(operand.astype(np.int64) << shift, *INT32)
 
 
-def _through(node: Node, x: Array, inputs: Sequence[Array], dtype: np.dtype[Any]) -> tuple[Array, ...]:
+def _apply_stages(node: Node, x: Array, inputs: Sequence[Array], dtype: np.dtype[Any]) -> tuple[Array, ...]:
     """The result from accumulators or elements: X1, X2, table, converter."""
     for stage, alu, mul in zip(stages(node), inputs[0:4:2], inputs[1:4:2], strict=True):
-        x = staged(x, stage, alu, mul)
+        x = apply_stage(x, stage, alu, mul)
     if len(inputs) > 4 and inputs[4].size:
-        x = _looked_up(node, x, inputs[4])
+        x = _look_up(node, x, inputs[4])
     if _is_real(x):
         return (x.astype(dtype),)
     offset, scale, shift = converter(node)
-    return (_saturated(shift_right((x - offset) * scale, shift), dtype),)
+    return (_saturate(shift_right((x - offset) * scale, shift), dtype),)
 
 
-def _looked_up(node: Node, x: Array, entries: Array) -> Array:
+def _look_up(node: Node, x: Array, entries: Array) -> Array:
     placed = tables(node)
     if placed is not None:
-        return interpolated(placed, x, entries)
+        return interpolate_tables(placed, x, entries)
     return entries.astype(np.int64)[np.clip(x, -128, 127) + 128]
 
 
-def _saturated(x: Array, dtype: np.dtype[Any]) -> Array:
+def _saturate(x: Array, dtype: np.dtype[Any]) -> Array:
     limits = np.iinfo(dtype)
     return np.clip(x, limits.min, limits.max).astype(dtype)
 
 
-def _filled(inputs: Sequence[Array]) -> list[Array]:
+def _fill_absent(inputs: Sequence[Array]) -> list[Array]:
     return [*inputs, *[np.empty(0, np.int16)] * (5 - len(inputs))]
 
 
@@ -242,13 +242,13 @@ def _sums(node: Node, x: Array, w: Array) -> Array:
 def conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     """The sums of a convolution, and the pass behind it."""
     x, w, *rest = inputs
-    return _through(node, _sums(node, x, w), _filled(rest), x.dtype)
+    return _apply_stages(node, _sums(node, x, w), _fill_absent(rest), x.dtype)
 
 
 def elementwise(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     """A map and the pass behind it."""
     x = inputs[0] if _is_real(inputs[0]) else inputs[0].astype(np.int64)
-    return _through(node, x, _filled(inputs[1:]), np.dtype(RESULT(node) or inputs[0].dtype))
+    return _apply_stages(node, x, _fill_absent(inputs[1:]), np.dtype(RESULT(node) or inputs[0].dtype))
 
 
 def average(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -260,7 +260,7 @@ def average(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
         total = (
             total * fp17_of_bits(reciprocal) if _is_real(x) else shift_right(total * reciprocal, RECIPROCAL_BITS)
         )
-    return (total.astype(x.dtype) if _is_real(x) else _saturated(total, x.dtype),)
+    return (total.astype(x.dtype) if _is_real(x) else _saturate(total, x.dtype),)
 
 
 def lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -269,11 +269,13 @@ def lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
         placed = tables(node)
         assert placed is not None
         sums = square_sums(inputs[0].astype(np.float64), SIZE(node))
-        return ((interpolated(placed, sums, np.concatenate(inputs[1:3])) * inputs[0]).astype(inputs[0].dtype),)
+        return (
+            (interpolate_tables(placed, sums, np.concatenate(inputs[1:3])) * inputs[0]).astype(inputs[0].dtype),
+        )
     centred = inputs[0].astype(np.int64) - ZERO(node)
     product = lrn_tables(node, inputs[1], inputs[2])(square_sums(centred, SIZE(node))) * centred
     offset, scale, shift = converter(node)
-    return (_saturated(shift_right((product - offset) * scale, shift), inputs[0].dtype),)
+    return (_saturate(shift_right((product - offset) * scale, shift), inputs[0].dtype),)
 
 
 def lrn_tables(node: Node, le: Array, lo: Array) -> ResponseTables:

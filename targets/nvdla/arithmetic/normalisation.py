@@ -47,12 +47,12 @@ class ResponseTables:
     def __call__(self, sums: Array) -> Array:
         """The function of sums of squares (int64)."""
         distance = sums.astype(np.int64) - START
-        fine = _interpolated(np.array(self.le, np.int64), np.minimum(distance, self.le_end - 1), self.le_step)
-        coarse = _interpolated(np.array(self.lo, np.int64), distance, self.lo_step)
+        fine = _interpolate(np.array(self.le, np.int64), np.minimum(distance, self.le_end - 1), self.le_step)
+        coarse = _interpolate(np.array(self.lo, np.int64), distance, self.lo_step)
         return np.where(distance < self.le_end, fine, coarse)
 
 
-def _interpolated(entries: Array, distance: Array, step: int) -> Array:
+def _interpolate(entries: Array, distance: Array, step: int) -> Array:
     index, inside = distance >> step, distance & ((1 << step) - 1)
     below, above = entries[index], entries[index + 1]
     return below + shift_right((above - below) * (inside << FRACTION_BITS >> step), FRACTION_BITS)
@@ -68,10 +68,10 @@ def tables_of(function: Callable[[Array], Array], most: int) -> ResponseTables:
     sums = np.union1d(sums, np.unique(np.geomspace(1, most, LOOKED_AT).astype(np.int64)))
     wanted = function(sums.astype(np.float64))
     found = (_tables(function, le_step, lo_step) for le_step in range(lo_step + 1))
-    return min(found, key=lambda each: worst(sums, each(sums) - wanted))
+    return min(found, key=lambda each: largest_effect(sums, each(sums) - wanted))
 
 
-def worst(sums: Array, error: Array) -> float:
+def largest_effect(sums: Array, error: Array) -> float:
     """The largest effect of the function's error on a result: the input is at most the square root of its sum."""
     return float((np.sqrt(sums) * np.abs(error)).max())
 

@@ -58,7 +58,7 @@ POSITIONS = TILE * TILE
 Real = type[np.floating]
 
 EXACT_PRODUCTS = 2.0**48
-"""Products of integers below this are rounded by `scaled` in three operators."""
+"""Products of integers below this are rounded by `emit_scaling` in three operators."""
 
 
 def winograd_sums(node: Node, emit: OnnxEmitter, u: Array) -> str:
@@ -75,15 +75,15 @@ def winograd_sums(node: Node, emit: OnnxEmitter, u: Array) -> str:
     data = emit.step("Conv", _data(node, emit), taps, group=channels, strides=(TILE_STEP, TILE_STEP))
     shifted = emit.step("Mul", data, emit.constant(np.float32(2.0 ** -PRA_TRUNCATE(node))))
     limits = np.iinfo(emit.graph.tensors[node.inputs[0]].dtype)
-    t = clipped(emit, half_away(emit, shifted, np.float32), limits.min, limits.max, np.float32)
+    t = emit_clip(emit, half_away(emit, shifted, np.float32), limits.min, limits.max, np.float32)
     t = emit.step("Cast", t, to=DOUBLE)
-    t = _arranged(emit, t, (channels, POSITIONS, tiles[0] * tiles[1]), (1, 0, 2))
+    t = _emit_transpose(emit, t, (channels, POSITIONS, tiles[0] * tiles[1]), (1, 0, 2))
     factors = weights.reshape(kernels, channels, POSITIONS).transpose(2, 0, 1).astype(np.float64)
     products = emit.step("MatMul", emit.constant(factors, "u"), t)
     back = emit.constant(np.kron(RESULT_TRANSFORM, RESULT_TRANSFORM).astype(np.float64), "back")
-    m = emit.step("MatMul", back, _shaped(emit, products, (POSITIONS, -1)))
-    rows = _arranged(emit, m, (TILE_STEP, TILE_STEP, kernels, *tiles), (2, 3, 0, 4, 1))
-    return _cut(emit, _shaped(emit, rows, (1, kernels, *(TILE_STEP * each for each in tiles))), result[2:])
+    m = emit.step("MatMul", back, _emit_reshape(emit, products, (POSITIONS, -1)))
+    rows = _emit_transpose(emit, m, (TILE_STEP, TILE_STEP, kernels, *tiles), (2, 3, 0, 4, 1))
+    return _cut(emit, _emit_reshape(emit, rows, (1, kernels, *(TILE_STEP * each for each in tiles))), result[2:])
 
 
 def _data(node: Node, emit: OnnxEmitter) -> str:
@@ -95,17 +95,17 @@ def _data(node: Node, emit: OnnxEmitter) -> str:
     padded = emit.step("Pad", emit.step("Cast", node.inputs[0], to=FLOAT), pads, value)
     stride_y, stride_x = strides_of(node)
     height, width = (extended_extent(extent) for extent in result[2:])
-    split = _arranged(emit, padded, (x[1], height, stride_y, width, stride_x), (2, 4, 0, 1, 3))
-    return _shaped(emit, split, (1, x[1] * stride_y * stride_x, height, width))
+    split = _emit_transpose(emit, padded, (x[1], height, stride_y, width, stride_x), (2, 4, 0, 1, 3))
+    return _emit_reshape(emit, split, (1, x[1] * stride_y * stride_x, height, width))
 
 
-def _shaped(emit: OnnxEmitter, x: str, shape: Sequence[int]) -> str:
+def _emit_reshape(emit: OnnxEmitter, x: str, shape: Sequence[int]) -> str:
     return emit.step("Reshape", x, emit.constant(np.array(shape, np.int64), "shape"))
 
 
-def _arranged(emit: OnnxEmitter, x: str, shape: Sequence[int], order: tuple[int, ...]) -> str:
+def _emit_transpose(emit: OnnxEmitter, x: str, shape: Sequence[int], order: tuple[int, ...]) -> str:
     """x reshaped, with its axes then permuted."""
-    return emit.step("Transpose", _shaped(emit, x, shape), perm=order)
+    return emit.step("Transpose", _emit_reshape(emit, x, shape), perm=order)
 
 
 def _cut(emit: OnnxEmitter, x: str, extents: Sequence[int]) -> str:
@@ -122,14 +122,14 @@ def conv(node: Node, emit: OnnxEmitter) -> None:
     w = emit.graph.constants[node.inputs[1]]
     bound = _magnitude(node, emit) // 128 * int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
     bias = None if WINOGRAD(node) or TRUNCATE(node) else _bias(node, emit, bound)
-    acc = winograd_sums(node, emit, w) if WINOGRAD(node) else _summed(node, emit, w, bound, bias)
+    acc = winograd_sums(node, emit, w) if WINOGRAD(node) else _emit_bounded_sums(node, emit, w, bound, bias)
     if TRUNCATE(node):
-        acc, bound = scaled(emit, acc, bound, np.int64(1), TRUNCATE(node)), (bound >> TRUNCATE(node)) + 1
+        acc, bound = emit_scaling(emit, acc, bound, np.int64(1), TRUNCATE(node)), (bound >> TRUNCATE(node)) + 1
     if bias is None:
-        _through(node, emit, acc, bound, stages(node))
+        _emit_stages(node, emit, acc, bound, stages(node))
     else:
         first, second = stages(node)
-        _through(node, emit, acc, EXACT_FLOAT32, (replace(first, alu=0), second))
+        _emit_stages(node, emit, acc, EXACT_FLOAT32, (replace(first, alu=0), second))
 
 
 def _bias(node: Node, emit: OnnxEmitter, bound: int) -> Array | None:
@@ -143,22 +143,22 @@ def _bias(node: Node, emit: OnnxEmitter, bound: int) -> Array | None:
     return np.broadcast_to(bias, len(emit.graph.constants[node.inputs[1]])).astype(np.float32)
 
 
-def _summed(node: Node, emit: OnnxEmitter, w: Array, bound: int, bias: Array | None) -> str:
+def _emit_bounded_sums(node: Node, emit: OnnxEmitter, w: Array, bound: int, bias: Array | None) -> str:
     """The sums of a convolution in double, none above the bound."""
     x, attrs = pad_window(node, emit, w)
     if bound < EXACT_FLOAT32:
         inputs = [emit.step("Cast", x, to=FLOAT), as_float(emit, w)]
         inputs += [] if bias is None else [emit.constant(bias, "bias")]
-        return _sums(emit, inputs, attrs)
-    return wide_sums(emit, x, w, attrs) if _magnitude(node, emit) == 128 else _wider_sums(emit, x, w, attrs)
+        return _emit_conv(emit, inputs, attrs)
+    return wide_sums(emit, x, w, attrs) if _magnitude(node, emit) == 128 else _emit_wide_conv(emit, x, w, attrs)
 
 
-def _sums(emit: OnnxEmitter, inputs: Sequence[str], attrs: Mapping[str, Attr]) -> str:
+def _emit_conv(emit: OnnxEmitter, inputs: Sequence[str], attrs: Mapping[str, Attr]) -> str:
     """Sums of float32 values, exact in float32, as double."""
     return emit.step("Cast", emit.step("Conv", *inputs, **attrs), to=DOUBLE)
 
 
-def _wider_sums(emit: OnnxEmitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
+def _emit_wide_conv(emit: OnnxEmitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
     """The sums of an int16 map and 16-bit weights in double, as products of digits.
 
     Sums of products of digits stay below 2^24, so that they are exact in float32.
@@ -171,7 +171,7 @@ def _wider_sums(emit: OnnxEmitter, x: str, w: Array, attrs: Mapping[str, Attr]) 
         weights = as_float(emit, digit)
         for exponent, part in parts:
             scale = emit.constant(np.ldexp(np.float64(1), exponent + position), "scale")
-            term = emit.step("Mul", _sums(emit, (part, weights), attrs), scale)
+            term = emit.step("Mul", _emit_conv(emit, (part, weights), attrs), scale)
             total = emit.step("Add", total, term) if total else term
     return total
 
@@ -202,23 +202,25 @@ def _magnitude(node: Node, emit: OnnxEmitter) -> int:
 
 def elementwise(node: Node, emit: OnnxEmitter) -> None:
     """A map and the pass behind it; if all its elements go through the same, results are looked up."""
-    if _alike(node, emit):
+    if _is_function_of_byte(node, emit):
         results = emit.fresh("results")
         every = emit.constant(EVERY.reshape(-1, 1, 1).astype(np.float64), "every")
-        _through(node, emit, every, _magnitude(node, emit), stages(node), results)
+        _emit_stages(node, emit, every, _magnitude(node, emit), stages(node), results)
         flat = emit.step("Reshape", results, emit.integers("flat", [-1]))
         looked_up(emit, flat, node.inputs[0], node.output)
     else:
-        _through(node, emit, emit.step("Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit), stages(node))
+        _emit_stages(
+            node, emit, emit.step("Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit), stages(node)
+        )
 
 
-def _alike(node: Node, emit: OnnxEmitter) -> bool:
+def _is_function_of_byte(node: Node, emit: OnnxEmitter) -> bool:
     """Whether a result depends only on an element of 8 bits: operands are constants of one value."""
     values = [emit.graph.constant(name) for name in operands(node)[:4] if name]
     return _magnitude(node, emit) == 128 and all(value is not None and value.size == 1 for value in values)
 
 
-def _through(
+def _emit_stages(
     node: Node, emit: OnnxEmitter, x: str, bound: float, passed: tuple[SdpStage, SdpStage], output: str = ""
 ) -> None:
     """X1, X2, table and converter of a double x with |x| <= bound. output: instead of the node's."""
@@ -228,36 +230,38 @@ def _through(
     if rectified:  # the result's lower limit does the same
         passed = (passed[0], replace(passed[1], relu=0)) if passed[1].relu else (replace(passed[0], relu=0), IDLE)
     for stage, alu, mul in zip(passed, (alu1, alu2), (mul1, mul2), strict=True):
-        x, bound = _staged(emit, x, bound, stage, alu, mul)
+        x, bound = _emit_stage(emit, x, bound, stage, alu, mul)
     placed = tables(node)
     if placed is not None:
-        x = _interpolated(emit, x, placed, emit.graph.constants[table])
+        x = _emit_interpolation(emit, x, placed, emit.graph.constants[table])
     elif table:
-        index = emit.step("Add", clipped(emit, x, -128, 127), emit.constant(np.float64(128)))
+        index = emit.step("Add", emit_clip(emit, x, -128, 127), emit.constant(np.float64(128)))
         values = emit.constant(emit.graph.constants[table].astype(np.float64), "table")
         x = looked_up(emit, values, index)
     if offset:
         x = emit.step("Sub", x, emit.constant(np.float64(offset)))
     if (scale, shift) != (1, 0):
-        x = scaled(emit, x, inf if table else bound + abs(offset), np.int64(scale), shift)
-    _saturated(node, emit, x, -offset if rectified else -inf, output)
+        x = emit_scaling(emit, x, inf if table else bound + abs(offset), np.int64(scale), shift)
+    _emit_saturation(node, emit, x, -offset if rectified else -inf, output)
 
 
-def _interpolated(emit: OnnxEmitter, x: str, placed: tuple[TablePlacement, TablePlacement], entries: Array) -> str:
+def _emit_interpolation(
+    emit: OnnxEmitter, x: str, placed: tuple[TablePlacement, TablePlacement], entries: Array
+) -> str:
     """LE in its range, LO elsewhere."""
-    le, lo = (_of_table(emit, x, *each) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
+    le, lo = (_emit_table(emit, x, *each) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
     limits = (emit.constant(np.float64(each)) for each in (placed[0].start, placed[0].end(LE_ENTRIES)))
     above, below = (emit.step(op, x, limit) for op, limit in zip(("Greater", "Less"), limits, strict=True))
     return emit.step("Where", emit.step("And", above, below), le, lo)
 
 
-def _of_table(emit: OnnxEmitter, x: str, table: TablePlacement, entries: Array) -> str:
+def _emit_table(emit: OnnxEmitter, x: str, table: TablePlacement, entries: Array) -> str:
     """A table's value between entries, with the slope beyond the last one."""
     values = emit.constant(entries.astype(np.float64), "entries")
     distance = emit.step("Sub", x, emit.constant(np.float64(table.start)))
     place = emit.step("Mul", distance, emit.constant(np.ldexp(np.float64(1), -table.select)))
-    before = clipped(emit, emit.step("Floor", place), 0, len(entries) - 2)
-    part = clipped(emit, emit.step("Sub", place, before), 0, 1)
+    before = emit_clip(emit, emit.step("Floor", place), 0, len(entries) - 2)
+    part = emit_clip(emit, emit.step("Sub", place, before), 0, 1)
     y0 = looked_up(emit, values, before)
     y1 = looked_up(emit, values, emit.step("Add", before, emit.constant(np.float64(1))))
     inside = half_away(emit, emit.step("Add", y0, emit.step("Mul", emit.step("Sub", y1, y0), part)))
@@ -269,15 +273,15 @@ def _of_table(emit: OnnxEmitter, x: str, table: TablePlacement, entries: Array) 
     return emit.step("Add", inside, half_away(emit, emit.step("Mul", further, slope)))
 
 
-def _saturated(node: Node, emit: OnnxEmitter, x: str, lowest: float = -inf, output: str = "") -> None:
+def _emit_saturation(node: Node, emit: OnnxEmitter, x: str, lowest: float = -inf, output: str = "") -> None:
     """A double, at least `lowest`, saturated to the type of the node's output. output: instead of that one."""
     dtype = emit.graph.tensors[node.output].dtype
     limits = np.iinfo(dtype)
     low = min(max(int(limits.min), lowest), int(limits.max))
-    emit.node("Cast", [clipped(emit, x, low, int(limits.max))], [output or node.output], to=dtype)
+    emit.node("Cast", [emit_clip(emit, x, low, int(limits.max))], [output or node.output], to=dtype)
 
 
-def _staged(emit: OnnxEmitter, x: str, bound: float, stage: SdpStage, alu: str, mul: str) -> tuple[str, float]:
+def _emit_stage(emit: OnnxEmitter, x: str, bound: float, stage: SdpStage, alu: str, mul: str) -> tuple[str, float]:
     """The result of a stage and a bound of its magnitude; emits saturation only where it can happen."""
     if stage.alu:
         operand, reach = _operand(emit, alu, stage.alu_shift)
@@ -289,7 +293,7 @@ def _staged(emit: OnnxEmitter, x: str, bound: float, stage: SdpStage, alu: str, 
             product = emit.step("Where", emit.step("Greater", x, emit.constant(np.float64(0))), x, product)
         x, bound = product, max(bound * reach + 1, bound if stage.prelu else 0)
     if bound > INT32[1]:
-        return clipped(emit, x, 0 if stage.relu else INT32[0], INT32[1]), INT32[1]
+        return emit_clip(emit, x, 0 if stage.relu else INT32[0], INT32[1]), INT32[1]
     if stage.relu:
         x = emit.step("Max", x, emit.constant(np.float64(0)))
     return x, bound
@@ -299,10 +303,14 @@ def _product(emit: OnnxEmitter, x: str, bound: float, name: str, shift: int) -> 
     """x, with |x| <= bound, times an operand over 2^shift, rounded, and that operand's largest magnitude."""
     value = emit.graph.constant(name)
     if value is not None:
-        return scaled(emit, x, bound, value, shift), float(np.abs(value.astype(np.float64)).max()) * 2.0**-shift
+        return emit_scaling(emit, x, bound, value, shift), float(
+            np.abs(value.astype(np.float64)).max()
+        ) * 2.0**-shift
     factor, reach = _operand(emit, name, 0)
     product = emit.step("Mul", x, factor)
-    return scaled(emit, product, bound * reach, np.int64(1), shift) if shift else product, reach * 2.0**-shift
+    return emit_scaling(
+        emit, product, bound * reach, np.int64(1), shift
+    ) if shift else product, reach * 2.0**-shift
 
 
 def _operand(emit: OnnxEmitter, name: str, shift: int) -> tuple[str, float]:
@@ -325,8 +333,8 @@ def average(node: Node, emit: OnnxEmitter) -> None:
     total = emit.step("Cast", emit.step("Conv", values, emit.constant(taps, "taps"), **attrs), to=DOUBLE)
     bound = float(_magnitude(node, emit) * taps[0].size)
     for reciprocal in RECIPROCALS(node):
-        total = scaled(emit, total, bound, np.int64(reciprocal), RECIPROCAL_BITS)
-    _saturated(node, emit, total)
+        total = emit_scaling(emit, total, bound, np.int64(reciprocal), RECIPROCAL_BITS)
+    _emit_saturation(node, emit, total)
 
 
 def lrn(node: Node, emit: OnnxEmitter) -> None:
@@ -352,13 +360,13 @@ def lrn(node: Node, emit: OnnxEmitter) -> None:
     centred_product = emit.step("Sub", product, emit.constant(np.float64(offset)))
     factor = emit.constant(np.ldexp(np.float64(scale), -shift))
     result = half_away(emit, emit.step("Mul", centred_product, factor))
-    _saturated(node, emit, result)
+    _emit_saturation(node, emit, result)
 
 
 def _between_entries(emit: OnnxEmitter, distance: str, entries: Array, digits: int) -> str:
     """Interpolation between entries 2^digits apart, with 16 fractional bits."""
     place = emit.step("Mul", distance, emit.constant(np.ldexp(1.0, -digits)))
-    place = clipped(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))
+    place = emit_clip(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))
     index = emit.step("Floor", place)
     below, rise = emit.constant(entries[:-1], "entries"), emit.constant(np.diff(entries), "rise")
     fraction = emit.step("Sub", place, index)
@@ -376,7 +384,7 @@ def half_away(emit: OnnxEmitter, x: str, dtype: Real = np.float64) -> str:
     return emit.step("Mul", magnitude, emit.step("Sign", x))
 
 
-def scaled(emit: OnnxEmitter, x: str, bound: float, factor: Array | np.integer, shift: int) -> str:
+def emit_scaling(emit: OnnxEmitter, x: str, bound: float, factor: Array | np.integer, shift: int) -> str:
     """Integers x, a double, with |x| <= bound, times integers over 2^shift, rounded half away from zero.
 
     The factor is larger by 2^-50 of itself, and so is a product: one halfway between two integers lies beyond that
@@ -390,7 +398,7 @@ def scaled(emit: OnnxEmitter, x: str, bound: float, factor: Array | np.integer, 
     return emit.step("Floor", emit.step("Add", product, emit.constant(np.float64(0.5), "half")))
 
 
-def clipped(emit: OnnxEmitter, x: str, low: float, high: float, dtype: Real = np.float64) -> str:
+def emit_clip(emit: OnnxEmitter, x: str, low: float, high: float, dtype: Real = np.float64) -> str:
     """x clipped to limits."""
     limits = (emit.constant(np.array(each, dtype), "limit") for each in (low, high))
     return emit.step("Clip", x, *limits)

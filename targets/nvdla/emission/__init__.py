@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from npuc.targets.nvdla.emission.describing import Described, describe, operand_sources
 from npuc.targets.nvdla.firmware import descriptors as of
-from npuc.targets.nvdla.firmware import programmed
+from npuc.targets.nvdla.firmware import writes_of
 from npuc.targets.nvdla.firmware.lines import Firmware, RegisterWrite, Writes
 from npuc.targets.nvdla.firmware.post_processing import fetch, look_up_tables, needs_rdma
 from npuc.targets.nvdla.machine.parameters import Machine
@@ -91,7 +91,7 @@ class Emitter:
         """Waits for all operations that may still run."""
         before = self.scoreboard
         self._wait(before, before.count - len(before.issued), before.count)
-        self.scoreboard = before.drained()
+        self.scoreboard = before.drain()
 
     def _expect_within_limits(self, blocks: Iterable[str]) -> None:
         """Raises ArtefactError (E503) if the latest operation breaks a limit of one of its blocks."""
@@ -165,13 +165,13 @@ class _RegisterWriter:
             if each.lut is not None:
                 block, floating = of.ENGINES[each.engine], operation.destination.precision == "fp16"
                 self.commands += _tables(self.machine, each.lut, block, floating=floating)
-            values |= programmed(self.firmware, each.op, each.surfaces, None)
+            values |= writes_of(self.firmware, each.op, each.surfaces, None)
             if isinstance(each.op, of.Sdp):
-                values |= self._fetched(operation, each.op, each.surfaces)
-        values |= _own(operation)
+                values |= self._rdma_writes(operation, each.op, each.surfaces)
+        values |= _additional_registers(operation)
         self.put(each for each in values.items() if each[0] not in FIRMWARES_OWN)
 
-    def _fetched(self, operation: Operation, op: of.Sdp, surfaces: of.SdpSurfaces) -> Writes:
+    def _rdma_writes(self, operation: Operation, op: of.Sdp, surfaces: of.SdpSurfaces) -> Writes:
         """The writes of SDP_RDMA where the firmware has none, or others: units use what is fetched, not what is in
         registers.
         """
@@ -209,7 +209,7 @@ def _tables(machine: Machine, lut: of.Lut, block: str, *, floating: bool) -> tup
     return tuple(writer.commands)
 
 
-def _own(operation: Operation) -> Iterator[tuple[str, int]]:
+def _additional_registers(operation: Operation) -> Iterator[tuple[str, int]]:
     """Registers of which the firmware has no or other values."""
     flying = operation if isinstance(operation, Pooling) else None
     if isinstance(operation, Convolution | Elementwise):

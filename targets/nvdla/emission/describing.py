@@ -26,7 +26,7 @@ from npuc.targets.nvdla.firmware.post_processing import (
 )
 from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES, Conversion
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.model.arithmetic import signed
+from npuc.targets.nvdla.model.arithmetic import sign_extend
 from npuc.targets.nvdla.operations.operation import (
     Contraction,
     Convolution,
@@ -106,13 +106,13 @@ def _precision(surface: Surface) -> int:
     return PRECISIONS.index(surface.precision)
 
 
-def _at(address: int, machine: Machine, **values: int) -> DataCube:
+def _cube_at(address: int, machine: Machine, **values: int) -> DataCube:
     """A cube at an address."""
     return DataCube(type=of.SRAM if machine.in_sram(address) else of.DRAM, offset=address, **values)
 
 
 def _cube(surface: Surface, machine: Machine) -> DataCube:
-    return _at(
+    return _cube_at(
         surface.address, machine, width=surface.width, height=surface.height, channels=surface.channels,
         line_stride=surface.line_stride, surface_stride=surface.surface_stride,
     )  # fmt: skip
@@ -153,7 +153,7 @@ def _convolution(operation: Convolution, machine: Machine) -> Described:
         cmac_width=result.width, cmac_height=result.height, bytes_per_kernel=kernels.kernel_bytes,
         window=_window(window), dilation_x=window.dilation_x, dilation_y=window.dilation_y,
         pra_truncate=operation.pra_truncate, in_precision=PRECISIONS.index(held), out_precision=precision,
-        pad_value=signed(window.value & 0xFFFF, 16),
+        pad_value=sign_extend(window.value & 0xFFFF, 16),
         in_converter=of.Converter(
             scale=converted.scale, truncate=converted.truncate, offset=0 if several else offset,
             enable=int(bool(source.pixels) and held != "fp16"),
@@ -162,9 +162,9 @@ def _convolution(operation: Convolution, machine: Machine) -> Described:
         out_converter=of.Converter(scale=1, truncate=operation.truncate, enable=1),
     )  # fmt: skip
     surfaces = of.ConvolutionSurfaces(
-        weight=_at(kernels.address, machine, size=kernels.bytes),
-        mask=_at(mask.address, machine, size=mask.bytes) if mask else DataCube(),
-        group_sizes=_at(mask.sizes_address, machine) if mask else DataCube(),
+        weight=_cube_at(kernels.address, machine, size=kernels.bytes),
+        mask=_cube_at(mask.address, machine, size=mask.bytes) if mask else DataCube(),
+        group_sizes=_cube_at(mask.sizes_address, machine) if mask else DataCube(),
         source=_cube(source, machine),
         result=_in_pipe(result, machine.atom_bytes),
         second_plane_offset=source.surface_stride if planes > 1 else 0,
@@ -205,7 +205,7 @@ def _sdp(operation: Convolution | Elementwise, machine: Machine) -> Described:
 
 def _converter(converter: tuple[int, int, int]) -> of.Converter:
     offset, scale, shift = converter
-    return of.Converter(scale=signed(scale & 0xFFFF, 16), truncate=shift, enable=1, offset=offset)
+    return of.Converter(scale=sign_extend(scale & 0xFFFF, 16), truncate=shift, enable=1, offset=offset)
 
 
 def operand_sources(unit: Unit) -> dict[str, str]:
@@ -231,8 +231,8 @@ def _unit(unit: Unit) -> of.SdpUnit:
         shift=stage.alu_shift,
         truncate=stage.shift,
         precision=int(mode != PER_LAYER and fetch is not None and fetch.component_bytes > 1),
-        alu_operand=signed((unit.alu or 0) & 0xFFFF, 16),
-        mul_operand=signed((unit.multiplier or 0) & 0xFFFF, 16),
+        alu_operand=sign_extend((unit.alu or 0) & 0xFFFF, 16),
+        mul_operand=sign_extend((unit.multiplier or 0) & 0xFFFF, 16),
     )
 
 
@@ -248,7 +248,7 @@ def _operand(unit: Unit, described: of.SdpUnit, result: Surface, machine: Machin
         return DataCube(address=of.NONE)
     strides = {"line_stride": fetch.line_stride, "surface_stride": fetch.surface_stride}
     width, height = (result.width, result.height) if fetch.per_element else (1, 1)
-    return _at(fetch.address, machine, width=width, height=height, channels=result.channels, **strides)
+    return _cube_at(fetch.address, machine, width=width, height=height, channels=result.channels, **strides)
 
 
 def _lut(tables: OperationTables, block: str, below: str, beyond: str) -> of.Lut:
@@ -257,8 +257,8 @@ def _lut(tables: OperationTables, block: str, below: str, beyond: str) -> of.Lut
     mask = (1 << LIMIT_BITS[block]) - 1
     both, numbers = "LO" if tables.le is None else "LE", ("LE", "LO")
     return of.Lut(
-        le=_entries(le), lo=_entries(lo), le_offset=signed(le.select & 0xFF, 8),
-        lo_offset=signed(lo.select & 0xFF, 8), le_start=le.start & mask, le_end=le.end & mask,
+        le=_entries(le), lo=_entries(lo), le_offset=sign_extend(le.select & 0xFF, 8),
+        lo_offset=sign_extend(lo.select & 0xFF, 8), le_start=le.start & mask, le_end=le.end & mask,
         lo_start=lo.start & mask, lo_end=lo.end & mask, le_beyond=_slope(le), lo_beyond=_slope(lo),
         hybrid_priority=numbers.index(both), underflow_priority=numbers.index(below),
         overflow_priority=numbers.index(beyond), method=1,
@@ -266,11 +266,11 @@ def _lut(tables: OperationTables, block: str, below: str, beyond: str) -> of.Lut
 
 
 def _entries(ramp: Ramp) -> tuple[int, ...]:
-    return tuple(signed(each & 0xFFFF, 16) for each in ramp.entries)
+    return tuple(sign_extend(each & 0xFFFF, 16) for each in ramp.entries)
 
 
 def _slope(ramp: Ramp) -> tuple[int, int]:
-    return signed(ramp.slope & 0xFFFF, 16), signed(ramp.shift & 0x1F, 5)
+    return sign_extend(ramp.slope & 0xFFFF, 16), sign_extend(ramp.shift & 0x1F, 5)
 
 
 def _pooling(operation: Pooling, machine: Machine, *, behind: bool) -> Described:
@@ -294,7 +294,7 @@ def _normalisation(operation: Normalisation, machine: Machine) -> Described:
     precision = _precision(operation.source)
     op = of.Cdp(
         in_precision=precision, out_precision=precision, local_size=operation.size,
-        in_converter=of.Converter(scale=1, offset=signed(operation.zero & 0xFFFF, 16)),
+        in_converter=of.Converter(scale=1, offset=sign_extend(operation.zero & 0xFFFF, 16)),
         out_converter=replace(_converter(operation.converter), enable=0),
     )  # fmt: skip
     return Described(of.CDP, op, _surfaces(operation, machine), _lut(operation.tables, "CDP", "LE", "LO"))

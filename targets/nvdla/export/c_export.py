@@ -28,7 +28,7 @@ SOURCES = Path(__file__).parent / "c"
 KINDS = ("NPUC_WRITE", "NPUC_POLL", "NPUC_WAIT")
 
 
-def exported(program: Program) -> dict[str, bytes]:
+def export_sources(program: Program) -> dict[str, bytes]:
     """The program's sources, the loop, the host steps and a README, by path.
 
     Raises ArtefactError (E502) for a damaged program.
@@ -126,7 +126,7 @@ def _commands(program: Program, contents: Contents) -> Iterable[str]:
     contents.commands(program)  # checks the records, or raises E502
     for kind, address, mask, value in _records(program):
         dram = kind == WRITE and not contents.machine.in_sram(value)
-        low = dram and "ADDR_LOW" in registers.at(address).name
+        low = dram and "ADDR_LOW" in registers.register_at(address).name
         name = "NPUC_WRITE_ADDRESS" if low else KINDS[kind]
         yield initialiser([name, f"0x{address:x}u", f"0x{mask:x}u", f"0x{value:x}u"])
 
@@ -286,7 +286,7 @@ class _Run:
             self.tables.append(constant(self.places[name], self.constants[name]))
         return self.places[name]
 
-    def _written(self, name: str, kind: TensorType) -> str:
+    def _output_expression(self, name: str, kind: TensorType) -> str:
         """The C expression of a tensor about to be computed: an output, or a static array of its own."""
         self.types[name] = kind
         if name not in self.places:
@@ -305,7 +305,7 @@ class _Run:
             self.statements.append(f"npuc_put{_kind(move)}(&{here}.loads[{at}], memory, {place});")
         self._try(f"npuc_play({here}.commands, {here}.command_count, hooks)")
         for at, move in enumerate(segment.stores):
-            place = self._written(move.tensor, TensorType(move.shape, HOST_DTYPES[move.place.precision]))
+            place = self._output_expression(move.tensor, TensorType(move.shape, HOST_DTYPES[move.place.precision]))
             self.statements.append(f"npuc_get{_kind(move)}(&{here}.stores[{at}], memory, {place});")
 
     def _try(self, call: str) -> None:
@@ -337,7 +337,7 @@ class _Run:
         found = function(graph, signature, STEPS, len(self.functions), where, operators)
         self.functions.append(found)
         places = [self._place(name) for name in taken]
-        places += [self._written(name, graph.tensors[name]) for name in results]
+        places += [self._output_expression(name, graph.tensors[name]) for name in results]
         tensors = [self._tensor(name, place) for name, place in zip((*taken, *results), places, strict=True)]
         ins, outs = tensors[: len(taken)], tensors[len(taken) :]
         self._call(found.name, ins, outs)

@@ -22,7 +22,7 @@ from npuc.target import Observer
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.emission import BRIDGE
 from npuc.targets.nvdla.export.c_export import SOURCES
-from npuc.targets.nvdla.formats.precision import received
+from npuc.targets.nvdla.formats.precision import round_to_precision
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import (
     SEQUENTIAL,
@@ -37,7 +37,7 @@ from npuc.targets.nvdla.machine.registers import (
 from npuc.targets.nvdla.model import ChipModel
 from npuc.targets.nvdla.program.artefact import Produced, Segment, TensorMove
 from npuc.targets.nvdla.program.running import Runner
-from npuc.targets.nvdla.trace import CrcCheck, Trace, written
+from npuc.targets.nvdla.trace import CrcCheck, Trace, write_files
 
 SEED = 0
 NAME = "trace"
@@ -76,7 +76,7 @@ class _ProgramRecorder(Runner):
         )
         name = f"{NAME}_{len(self.traces)}"
         waits = [at for at in range(segment.start, end) if isinstance(self.commands[at], Wait)]
-        clocks = tuple(_longest(self.clocks, at) for at in waits) if self.clocks else ()
+        clocks = tuple(_most_clocks(self.clocks, at) for at in waits) if self.clocks else ()
         found = Trace(name, machine.registers, tuple(commands), tuple(before), tuple(checks), clocks)
         self.traces.append(found)
         self.moves.append(segment)
@@ -92,7 +92,7 @@ def _clocks(program: Program, operations: Sequence[Produced]) -> Sequence[tuple[
     return found
 
 
-def _longest(clocks: Sequence[tuple[int, int]], command: int) -> int:
+def _most_clocks(clocks: Sequence[tuple[int, int]], command: int) -> int:
     """The most clocks that the operations still running at a command may take together."""
     return sum([taken for start, taken in clocks if start <= command][-FLYING:])
 
@@ -111,10 +111,10 @@ def from_reset(registers: RegisterMap, earlier: Sequence[Command], commands: Seq
     """
     first: dict[str, int] = {}
     for each in commands:
-        if isinstance(each, Write) and registers.at(each.address).name == "S_POINTER":
-            first.setdefault(registers.at(each.address).block, each.value & 1)
+        if isinstance(each, Write) and registers.register_at(each.address).name == "S_POINTER":
+            first.setdefault(registers.register_at(each.address).block, each.value & 1)
     once = [each for each in earlier if not isinstance(each, Wait) and _exists_once(registers, each)]
-    every = [*once, *(_turned(registers, each, first) for each in commands)]
+    every = [*once, *(_swap_groups(registers, each, first) for each in commands)]
     polls = [each for each in every if isinstance(each, Poll)]
     others = [each for each in every if not isinstance(each, Poll)]
     enables = (at for at, each in enumerate(others) if _enables(registers, each))
@@ -127,22 +127,22 @@ def _exists_once(registers: RegisterMap, command: Write | Poll) -> bool:
 
     BDMA's registers do not count: they describe the next copy, and earlier segments have finished theirs.
     """
-    register = registers.at(command.address)
+    register = registers.register_at(command.address)
     return not register.of_group and register.name != "S_POINTER" and register.block != BRIDGE
 
 
 def _enables(registers: RegisterMap, command: Command) -> bool:
     """Whether a command enables a block."""
-    return isinstance(command, Write) and registers.at(command.address).name == "D_OP_ENABLE"
+    return isinstance(command, Write) and registers.register_at(command.address).name == "D_OP_ENABLE"
 
 
-def _turned(registers: RegisterMap, command: Command, first: Mapping[str, int]) -> Command:
+def _swap_groups(registers: RegisterMap, command: Command, first: Mapping[str, int]) -> Command:
     """The command with the groups of its block swapped if the block would begin with group 1."""
     match command:
         case Wait(source, group) if source is not None:
             return Wait(source, group ^ first.get(source, 0))
-        case Write(address, value) if registers.at(address).name == "S_POINTER":
-            return Write(address, value ^ first[registers.at(address).block])
+        case Write(address, value) if registers.register_at(address).name == "S_POINTER":
+            return Write(address, value ^ first[registers.register_at(address).block])
         case _:
             return command
 
@@ -157,8 +157,8 @@ def traces(program: Program, player: str = SEQUENTIAL) -> dict[str, bytes]:
     recorder(varied_samples(inputs, 1, SEED).inputs)
     files: dict[str, bytes] = {}
     for each in recorder.traces:
-        _expect_alone(each, recorder.contents.machine)
-        files |= written(each, player)
+        _expect_self_contained(each, recorder.contents.machine)
+        files |= write_files(each, player)
     machine = recorder.contents.machine
     entries = [
         {"program": f"{each.name}.cfg", "loads": _map(moves.loads, machine), "stores": _map(moves.stores, machine)}
@@ -167,7 +167,7 @@ def traces(program: Program, player: str = SEQUENTIAL) -> dict[str, bytes]:
     return {**files, "map.json": (json.dumps(entries, indent=2) + "\n").encode()}
 
 
-def _expect_alone(trace: Trace, machine: Machine) -> None:
+def _expect_self_contained(trace: Trace, machine: Machine) -> None:
     """Raises ArtefactError (E506) if a test program run from reset does not give its results."""
     try:
         after = model.run(machine, trace.commands, trace.memory())
@@ -221,7 +221,9 @@ class _MoveRecorder(Runner):
 
 
 def _values(moves: Sequence[TensorMove], tensors: Mapping[str, Array]) -> list[Array]:
-    return [received(tensors[move.tensor].reshape(move.map_shape), move.place.precision) for move in moves]
+    return [
+        round_to_precision(tensors[move.tensor].reshape(move.map_shape), move.place.precision) for move in moves
+    ]
 
 
 def self_test_files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:

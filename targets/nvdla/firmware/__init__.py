@@ -16,7 +16,7 @@ from npuc.targets.nvdla.firmware.lines import Firmware, RegisterWrite, Writes
 from npuc.targets.nvdla.firmware.post_processing import cdp, needs_rdma, pdp, rubik, sdp
 
 
-def programmed(firmware: Firmware, op: Operation, surfaces: Any, lut: Lut | None) -> Writes:
+def writes_of(firmware: Firmware, op: Operation, surfaces: Any, lut: Lut | None) -> Writes:
     """The writes that program an operation. Raises ArtefactError (E502) where the firmware would assert."""
     if isinstance(op, Convolution):
         yield from convolution(firmware, op, surfaces)
@@ -40,4 +40,4 @@ def has_rdma(op: Operation, surfaces: Any) -> bool:
     return isinstance(op, Cdp) or (isinstance(op, Pdp) and surfaces.source.type != HARDWARE)
 
 
-__all__ = ["Firmware", "RegisterWrite", "has_rdma", "programmed"]
+__all__ = ["Firmware", "RegisterWrite", "has_rdma", "writes_of"]

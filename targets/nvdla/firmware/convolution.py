@@ -108,13 +108,16 @@ CDMA.D_BANK DATA_BANK=op.data_bank-1 WEIGHT_BANK=op.weight_bank-1
 )
 
 
-def _derived(firmware: Firmware, op: Convolution, surfaces: ConvolutionSurfaces) -> Derived:
+def _derive_values(firmware: Firmware, op: Convolution, surfaces: ConvolutionSurfaces) -> Derived:
     """Values that no descriptor holds. Winograd: CSC sees neither strides nor padding."""
     source, result, window = surfaces.source, surfaces.result, op.window
-    pixel, second = int(op.data_format != FEATURE_FORMAT), firmware.at(source) + surfaces.second_plane_offset
+    pixel, second = (
+        int(op.data_format != FEATURE_FORMAT),
+        firmware.address_of(source) + surfaces.second_plane_offset,
+    )
     line = source.width * firmware.atom_bytes
     return {
-        "result_address": firmware.at(result),
+        "result_address": firmware.address_of(result),
         "result_line": result.line_stride,
         "result_surface": result.surface_stride,
         "one_pixel": int((result.width, result.height) == (1, 1)),
@@ -139,7 +142,7 @@ def convolution(firmware: Firmware, op: Convolution, surfaces: ConvolutionSurfac
         raise ArtefactError("E502", "a convolution's output converter", limit="scale 1, offset 0")
     tables = [*ACCUMULATOR, *SEQUENCE, *FETCH, *(COMPRESSED if op.weight_format else ()), *MEAN]
     tables += MEANS if op.mean_format else ()
-    yield from firmware.writes(tables, op, surfaces, _derived(firmware, op, surfaces))
+    yield from firmware.writes(tables, op, surfaces, _derive_values(firmware, op, surfaces))
     if op.in_converter.enable:
         yield from firmware.writes(CONVERTER, op, surfaces)
     else:

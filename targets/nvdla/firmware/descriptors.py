@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from npuc.frozen import frozen
-from npuc.targets.nvdla.firmware.structures import number, numbers, unused
+from npuc.targets.nvdla.firmware.structures import number, numbers, unused_bytes
 
 BDMA, CONV, SDP, PDP, CDP, RUBIK = range(6)
 ENGINES = ("BDMA", "CONV", "SDP", "PDP", "CDP", "RUBIK")
@@ -66,7 +66,7 @@ class Common:
     roi: int = number("b")
     engine: int = number("B")
     dependency_count: int = number("B")
-    reserved: tuple[int, ...] = unused(3)
+    reserved: tuple[int, ...] = unused_bytes(3)
     bdma: Consumer = field(default_factory=Consumer)
     conv: Consumer = field(default_factory=Consumer)
     sdp: Consumer = field(default_factory=Consumer)
@@ -137,7 +137,7 @@ class Convolution:
     """Table 33's order; 36: feature data."""
     pixel_mapping: int = number("B")
     fetch_grain: int = number("H", 1)
-    reserved_roi: tuple[int, ...] = unused(8)
+    reserved_roi: tuple[int, ...] = unused_bytes(8)
     batch: int = number("B", 1)
     weight_format: int = number("B")
     """1: compressed."""
@@ -162,7 +162,7 @@ class Convolution:
     window: WindowFields = field(default_factory=WindowFields)
     dilation_x: int = number("B", 1)
     dilation_y: int = number("B", 1)
-    reserved_dilation: tuple[int, ...] = unused(2)
+    reserved_dilation: tuple[int, ...] = unused_bytes(2)
     pra_truncate: int = number("B")
     in_precision: int = number("B")
     out_precision: int = number("B")

@@ -28,7 +28,7 @@ Writes = Iterator[RegisterWrite]
 WORD = 0xFFFFFFFF
 
 
-def known(values: Sequence[V], number: int, what: str = "a precision or format") -> V:
+def decode_number(values: Sequence[V], number: int, what: str = "a precision or format") -> V:
     """The value for a descriptor's number. Raises ArtefactError (E502) for a number without one."""
     if not 0 <= number < len(values):
         raise ArtefactError("E502", f"{what} of {number}", limit=f"0..{len(values) - 1}")
@@ -109,7 +109,7 @@ class Firmware:
         """A write of a register with these fields, the others 0."""
         return title, self.registers.by_title[title].value(True, **values)
 
-    def at(self, cube: DataCube) -> int:
+    def address_of(self, cube: DataCube) -> int:
         """A cube's address; 0 if it has none."""
         return 0 if cube.address == NONE else self.address(cube.address) + cube.offset
 
@@ -133,4 +133,4 @@ class Firmware:
             yield line.register, word
 
     def _of_cube(self, cube: DataCube, what: str) -> int:
-        return ram(cube) if what == "ram" else self.at(cube) >> 32 * (what == "high")
+        return ram(cube) if what == "ram" else self.address_of(cube) >> 32 * (what == "high")

@@ -14,7 +14,7 @@ from npuc.targets.nvdla.firmware.descriptors import (
     SdpSurfaces,
     SdpUnit,
 )
-from npuc.targets.nvdla.firmware.lines import WORD, Derived, Firmware, Writes, known, lines, ram
+from npuc.targets.nvdla.firmware.lines import WORD, Derived, Firmware, Writes, decode_number, lines, ram
 
 PER_LAYER, PER_CHANNEL, PER_ELEMENT = range(3)
 NOTHING, MUL, ALU, BOTH = range(4)
@@ -67,11 +67,11 @@ SDP.D_CVT_SHIFT *=op.out_converter.truncate
 """)
 
 
-def _derived(op: Sdp, surfaces: SdpSurfaces) -> Derived:
+def _derive_values(op: Sdp, surfaces: SdpSurfaces) -> Derived:
     return {
         "flying": int(surfaces.source.type == HARDWARE),
         "to_pooling": int(surfaces.result.type == HARDWARE),
-        "processing": known(known(PROCESSING, op.result_precision), op.source_precision),
+        "processing": decode_number(decode_number(PROCESSING, op.result_precision), op.source_precision),
     }
 
 
@@ -86,7 +86,7 @@ def sdp(firmware: Firmware, op: Sdp, surfaces: SdpSurfaces, lut: Lut | None) -> 
     yield "SDP_RDMA.D_FEATURE_MODE_CFG", 0
     for _, letter, _ in UNITS:
         yield f"SDP_RDMA.D_{letter}RDMA_CFG", 0
-    derived = _derived(op, surfaces)
+    derived = _derive_values(op, surfaces)
     yield from firmware.writes(FETCH_MODE, op, surfaces, derived)
     if needs_rdma(op, surfaces):
         yield from fetch(firmware, op, surfaces)
@@ -118,7 +118,7 @@ def fetch(firmware: Firmware, op: Sdp, surfaces: SdpSurfaces) -> Writes:
         }
         yield firmware.fields(title, **{f"{letter}RDMA_{field}": value for field, value in values.items()})
         if fetched:
-            address = firmware.at(cube)
+            address = firmware.address_of(cube)
             yield f"SDP_RDMA.D_{name}_BASE_ADDR_LOW", address & WORD
             yield f"SDP_RDMA.D_{name}_BASE_ADDR_HIGH", address >> 32
             yield f"SDP_RDMA.D_{name}_LINE_STRIDE", cube.line_stride
@@ -282,7 +282,7 @@ ELEMENT_BYTES = (1, 2, 2)
 
 def reciprocal(op: Pdp, size: int) -> int:
     """The reciprocal of a kernel's extent, given less one."""
-    return known(RECIPROCALS[op.precision == FP16], size, "a kernel")
+    return decode_number(RECIPROCALS[op.precision == FP16], size, "a kernel")
 
 
 def _derived_of_pooling(op: Pdp, surfaces: PlanarSurfaces) -> Derived:
@@ -317,7 +317,7 @@ def rubik(firmware: Firmware, op: Rubik, surfaces: PlanarSurfaces) -> Writes:
     """
     if op.mode:
         raise ArtefactError("E502", f"RUBIK in mode {op.mode}", limit="0: contract")
-    lanes = firmware.atom_bytes // known(ELEMENT_BYTES, op.precision)
+    lanes = firmware.atom_bytes // decode_number(ELEMENT_BYTES, op.precision)
     derived = {
         "between_maps": -(-surfaces.result.channels // lanes) * surfaces.source.surface_stride,
         "between_rows": op.stride_y * surfaces.result.line_stride,

@@ -45,7 +45,7 @@ def numbers(code: str, count: int) -> Any:
     return field(default=(0,) * count, metadata={"place": FieldLayout(code, count)})
 
 
-def unused(count: int) -> Any:
+def unused_bytes(count: int) -> Any:
     """Bytes without a meaning, preserved as found."""
     return numbers("B", count)
 
@@ -53,10 +53,10 @@ def unused(count: int) -> Any:
 @cache
 def places(cls: type[Any]) -> tuple[tuple[str, FieldLayout], ...]:
     """The fields of a structure in order, each with its storage."""
-    return tuple((each.name, each.metadata.get("place") or _nested(each)) for each in fields(cls))
+    return tuple((each.name, each.metadata.get("place") or _nested_layout(each)) for each in fields(cls))
 
 
-def _nested(each: Field[Any]) -> FieldLayout:
+def _nested_layout(each: Field[Any]) -> FieldLayout:
     """The storage of a nested structure: a field whose default factory is the structure's class."""
     made_by: Any = each.default_factory
     return FieldLayout(structure=made_by)
@@ -106,7 +106,7 @@ def pack(value: Any) -> bytes:
     return b"".join(parts)
 
 
-def assembled(cls: type[S], values: Mapping[str, int | tuple[int, ...]]) -> S:
+def assemble(cls: type[S], values: Mapping[str, int | tuple[int, ...]]) -> S:
     """A structure from numbers at dotted names ("source.width"), with defaults for the others.
 
     Raises EncodingError (E301) for a name that is no field, or not of this structure.
@@ -122,7 +122,7 @@ def assembled(cls: type[S], values: Mapping[str, int | tuple[int, ...]]) -> S:
             inner.setdefault(name, {})[rest] = value
         else:
             found[name] = value
-    found |= {name: assembled(known[name].structure or cls, parts) for name, parts in inner.items()}
+    found |= {name: assemble(known[name].structure or cls, parts) for name, parts in inner.items()}
     return cls(**found)
 
 

@@ -46,6 +46,6 @@ def alignment(form: str, what: str, atom_bytes: int) -> int:
     return max(bytes_ * atom_bytes // ATOM, 1)
 
 
-def aligned(value: int, to: int) -> int:
+def align(value: int, to: int) -> int:
     """The smallest multiple of `to` that is not below the value."""
     return -(-value // to) * to

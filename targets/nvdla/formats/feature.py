@@ -30,7 +30,7 @@ class Cube:
     surface_stride: int
 
     @classmethod
-    def packed(cls, machine: Machine, width: int, height: int, channels: int, precision: str = "int8") -> Cube:
+    def of(cls, machine: Machine, width: int, height: int, channels: int, precision: str = "int8") -> Cube:
         """A cube whose lines and surfaces have no gaps."""
         line = width * machine.atom_bytes
         return cls(width, height, channels, precision, machine.atom_bytes, line, height * line)

@@ -35,7 +35,7 @@ def precision_of(dtype: str) -> str:
     return next(precision for precision, each in HOST_DTYPES.items() if each == dtype)
 
 
-def received(values: Array, precision: str) -> Array:
+def round_to_precision(values: Array, precision: str) -> Array:
     """A host tensor's values as NVDLA receives them: fp16 rounded to nearest, within +/-65504 (no infinities)."""
     limited = np.clip(values, -FP16_MOST, FP16_MOST) if precision == "fp16" else values
     return limited.astype(DTYPES.get(precision, precision))

@@ -23,7 +23,7 @@ from npuc.errors import UnsupportedOperator
 from npuc.flag import Flag
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.alignment import align
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 
 
@@ -72,7 +72,7 @@ def asked_forms(machine: Machine) -> tuple[str, ...]:
     return ("auto", "one-plane", "direct", *winograd, *sparse)
 
 
-def expect_asked(machine: Machine, asked: str) -> None:
+def expect_supported(machine: Machine, asked: str) -> None:
     """Raises UnsupportedOperator (E202) if the machine lacks the form that is asked for."""
     if asked not in asked_forms(machine):
         raise UnsupportedOperator(
@@ -108,7 +108,7 @@ class Order:
         return [(each.stop - each.start) * channels * height * width for each in self.groups]
 
 
-def direct(machine: Machine, shape: tuple[int, int, int, int], precision: str = "int8") -> Order:
+def direct_order(machine: Machine, shape: tuple[int, int, int, int], precision: str = "int8") -> Order:
     """The order of weights (K, C, R, S) for direct convolution."""
     return Order(shape, machine.kernel_group(precision), machine.atomic_c)
 
@@ -117,7 +117,7 @@ POST_EXTENSIONS = (1, 2, 4)
 """Numbers of image lines that can be joined."""
 
 
-def image(
+def image_order(
     machine: Machine, shape: tuple[int, int, int, int], precision: str = "int8", post_extension: int = 1
 ) -> Order:
     """The order of weights (K, 4 * S, R, 1) for image input, as pre_extended returns them.
@@ -135,7 +135,7 @@ def image(
     return Order(shape, machine.kernel_group(precision), machine.atomic_c, post_extension)
 
 
-def pre_extended(w: Array, pixel_channels: int) -> Array:
+def pre_extend(w: Array, pixel_channels: int) -> Array:
     """Weights (K, C, R, S) as (K, S * pixel_channels, R, 1): channel s * pixel_channels + c, missing ones 0.
 
     pixel_channels: of a pixel in memory, 4 for the interleaved formats with alpha.
@@ -162,7 +162,7 @@ def extended_extent(outputs: int) -> int:
     >>> extended_extent(8), extended_extent(7)
     (12, 12)
     """
-    return aligned(outputs, TILE) + TILE
+    return align(outputs, TILE) + TILE
 
 
 def extend_kernels(w: Array, stride_y: int, stride_x: int) -> Array:
@@ -191,18 +191,18 @@ def transform_kernels(w: Array) -> Array:
 
 def fill_channels(w: Array, precision: str) -> Array:
     """Weights with channels padded with zeros to 32 bytes."""
-    channels = aligned(w.shape[1] * BYTES[precision], CUBE) // BYTES[precision]
+    channels = align(w.shape[1] * BYTES[precision], CUBE) // BYTES[precision]
     found = np.zeros((len(w), channels, *w.shape[2:]), w.dtype)
     found[:, : w.shape[1]] = w
     return found
 
 
-def winograd(machine: Machine, shape: tuple[int, int, int, int], precision: str = "int8") -> Order:
+def winograd_order(machine: Machine, shape: tuple[int, int, int, int], precision: str = "int8") -> Order:
     """The order of transformed weights (K, C, 4, 4): 4x4x4 cubes, kernel by kernel; C is a multiple of 4."""
     return Order(shape, machine.kernel_group(precision), WINOGRAD_BLOCK, tiled=True)
 
 
-def scanned(order: Order, w: Array) -> list[Array]:
+def split_groups(order: Order, w: Array) -> list[Array]:
     """The elements of each group in storage order, before compression."""
     return [np.concatenate([part.ravel() for part in _parts(order, w[kernels])]) for kernels in order.groups]
 
@@ -220,8 +220,8 @@ def _parts(order: Order, w: Array) -> list[Array]:
     return [blocks, w[:, full:].transpose(2, 3, 0, 1)]
 
 
-def unscanned(order: Order, groups: Sequence[Array]) -> Array:
-    """The weights (K, C, R, S) from the elements of each group; the inverse of scanned."""
+def join_groups(order: Order, groups: Sequence[Array]) -> Array:
+    """The weights (K, C, R, S) from the elements of each group; the inverse of split_groups."""
     w = np.zeros(order.shape, groups[0].dtype)
     for kernels, elements in zip(order.groups, groups, strict=True):
         start = 0
@@ -233,19 +233,19 @@ def unscanned(order: Order, groups: Sequence[Array]) -> Array:
 
 def pack(machine: Machine, order: Order, w: Array) -> bytes:
     """The weight surface: the groups in order, padded with zeros to a CBUF entry."""
-    data = np.concatenate(scanned(order, w)).tobytes()
+    data = np.concatenate(split_groups(order, w)).tobytes()
     return data.ljust(surface_bytes(machine, order, w.itemsize), b"\0")
 
 
 def surface_bytes(machine: Machine, order: Order, element_bytes: int) -> int:
     """Size of the weight surface."""
-    return aligned(sum(order.group_elements) * element_bytes, machine.cbuf_entry_bytes)
+    return align(sum(order.group_elements) * element_bytes, machine.cbuf_entry_bytes)
 
 
 def unpack(order: Order, data: bytes, dtype: str) -> Array:
     """The weights (K, C, R, S) stored in a weight surface."""
     elements = np.frombuffer(data, dtype, sum(order.group_elements))
-    return unscanned(order, np.split(elements, np.cumsum(order.group_elements)[:-1]))
+    return join_groups(order, np.split(elements, np.cumsum(order.group_elements)[:-1]))
 
 
 SURFACE = 128
@@ -265,12 +265,12 @@ class Compressed:
 
 def compress(order: Order, w: Array) -> Compressed:
     """The surfaces of weights in an order. The negative zero of fp16 counts as zero."""
-    groups = scanned(order, w)
+    groups = split_groups(order, w)
     present = [group[group != 0] for group in groups]
     bits = np.packbits(np.concatenate(groups) != 0, bitorder="little")
     sizes = np.array([group.nbytes for group in present], "<u4")
-    return Compressed(*(_filled(part.tobytes()) for part in (np.concatenate(present), bits, sizes)))
+    return Compressed(*(_pad_to_surface(part.tobytes()) for part in (np.concatenate(present), bits, sizes)))
 
 
-def _filled(data: bytes) -> bytes:
-    return data.ljust(aligned(len(data), SURFACE), b"\0")
+def _pad_to_surface(data: bytes) -> bytes:
+    return data.ljust(align(len(data), SURFACE), b"\0")

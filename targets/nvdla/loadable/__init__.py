@@ -17,7 +17,7 @@ from typing import Any
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.targets.nvdla.firmware import Firmware, RegisterWrite, has_rdma, programmed
+from npuc.targets.nvdla.firmware import Firmware, RegisterWrite, has_rdma, writes_of
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware.structures import size, unpack
 from npuc.targets.nvdla.loadable import schema
@@ -171,7 +171,7 @@ class _FirmwareRun:
                 self._submit_next(engine)
         done = 0
         while done < len(self._task.common):
-            ended = [each.index for engine in BLOCKS for each in self._active(engine)]
+            ended = [each.index for engine in BLOCKS for each in self._active_groups(engine)]
             if not ended:
                 raise ArtefactError(
                     "E502", f"{done} of {len(self._task.common)} operations end", limit="all of them"
@@ -181,7 +181,7 @@ class _FirmwareRun:
                 self._complete(index, last=done == len(self._task.common))
         return self._steps
 
-    def _active(self, engine: int) -> Iterator[_Group]:
+    def _active_groups(self, engine: int) -> Iterator[_Group]:
         state = self._engines[engine]
         for number in (1 - state.last_group, state.last_group):
             group = state.groups.get(number)
@@ -253,7 +253,7 @@ class _FirmwareRun:
         state = self._engines[self._task.common[index].engine]
         lut = next(each.lut for each in state.groups.values() if each.index == index)
         table = self._task.luts[lut] if 0 <= lut < len(self._task.luts) else None
-        yield from programmed(self._firmware, self._task.operations[index], self._task.surfaces[index], table)
+        yield from writes_of(self._firmware, self._task.operations[index], self._task.surfaces[index], table)
 
     def _notify(self, index: int, event: int) -> None:
         """Resolves the dependencies on an event of an operation."""

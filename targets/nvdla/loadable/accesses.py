@@ -10,7 +10,7 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.targets.nvdla.firmware import descriptors as of
-from npuc.targets.nvdla.firmware.lines import known
+from npuc.targets.nvdla.firmware.lines import decode_number
 from npuc.targets.nvdla.firmware.post_processing import BOTH, PER_LAYER
 from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES
 from npuc.targets.nvdla.model.memory import Pattern, overlap
@@ -35,19 +35,19 @@ def cubes(op: of.Operation, surfaces: Any, atom_bytes: int, locate: Locate) -> I
         cube: of.DataCube = getattr(surfaces, name)
         atoms = -(-cube.channels * element_bytes // atom_bytes)
         line = cube.width * atom_bytes * components
-        lines, stride = _stacked(op, cube, name)
+        lines, stride = _stack_lines(op, cube, name)
         yield name, Pattern(locate(name, cube), line, lines, stride, atoms, cube.surface_stride)
     if isinstance(op, of.Convolution):
         cube = surfaces.source
         if op.data_format != of.FEATURE_FORMAT:
-            planes = FORMATS[known(NAMES, op.data_format)].planes
+            planes = FORMATS[decode_number(NAMES, op.data_format)].planes
             line = cube.width * max(plane.pixel_bytes for plane in planes)
             lines = cube.height, cube.line_stride
             start, apart = locate("source", cube), surfaces.second_plane_offset
             yield "source", Pattern(start, line, *lines, len(planes), apart)
 
 
-def _stacked(op: of.Operation, cube: of.DataCube, name: str) -> tuple[int, int]:
+def _stack_lines(op: of.Operation, cube: of.DataCube, name: str) -> tuple[int, int]:
     """The number and stride of a cube's lines; the images of a batch count as one cube, one below another.
 
     Operands are the same for all images, as descriptors cannot express anything else. Raises ArtefactError (E506)
@@ -68,14 +68,14 @@ def _parts(op: of.Operation, surfaces: Any) -> Iterator[tuple[str, int, int]]:
     match op:
         case of.Convolution():
             if op.data_format == of.FEATURE_FORMAT:
-                yield "source", known(ELEMENT_BYTES, op.in_precision), 1
+                yield "source", decode_number(ELEMENT_BYTES, op.in_precision), 1
             return
         case of.Sdp():
             before, behind = op.source_precision, op.result_precision
             for name in ("x1", "x2", "y"):
                 unit: of.SdpUnit = getattr(op, name)
                 if unit.enable and unit.use and unit.mode != PER_LAYER:
-                    element = known(ELEMENT_BYTES, before)
+                    element = decode_number(ELEMENT_BYTES, before)
                     size = (2 if unit.precision else 1) * (2 if unit.use == BOTH else 1)
                     yield name, element, -(-size // element)
         case of.Pdp() | of.Rubik():
@@ -84,7 +84,7 @@ def _parts(op: of.Operation, surfaces: Any) -> Iterator[tuple[str, int, int]]:
             before, behind = op.in_precision, op.out_precision
     for name, precision in (("source", before), (RESULT, behind)):
         if getattr(surfaces, name).type != of.HARDWARE:
-            yield name, known(ELEMENT_BYTES, precision), 1
+            yield name, decode_number(ELEMENT_BYTES, precision), 1
 
 
 @frozen
@@ -123,14 +123,16 @@ class Needed:
     """Before it writes: they read or write the same memory."""
 
 
-def before(operations: Sequence[Accesses]) -> list[Needed]:
+def dependencies_of(operations: Sequence[Accesses]) -> list[Needed]:
     """The operations that each one depends on; operations: in an order that computes correct results."""
     last, known = ends(operations), _Known(operations)
 
-    def needed(at: int, *, writes: bool) -> frozenset[int]:
+    def find_conflicts(at: int, *, writes: bool) -> frozenset[int]:
         return frozenset(last[other] for other in known.conflicts(at, writes=writes) if last[other] < at)
 
-    return [Needed(needed(at, writes=False), needed(at, writes=True)) for at in range(len(operations))]
+    return [
+        Needed(find_conflicts(at, writes=False), find_conflicts(at, writes=True)) for at in range(len(operations))
+    ]
 
 
 class _Known:

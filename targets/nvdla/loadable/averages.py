@@ -37,7 +37,7 @@ from npuc.targets.nvdla.selection import Constants
 MOST_MULTIPLIER, MOST_SHIFT = (1 << 15) - 1, 31
 
 
-def expressed(
+def replace_averages(
     operations: Sequence[Described], machine: Machine, constants: Constants, scratch: int
 ) -> list[Described]:
     """The operations, with convolutions in place of averages that the firmware cannot program.
@@ -51,13 +51,13 @@ def expressed(
             found.append(each)
             continue
         if each.behind:
-            found[-1], each = _landed(found[-1], each, scratch)
+            found[-1], each = _pass_through_memory(found[-1], each, scratch)
             scratch += found[-1].surfaces.result.size
         found += [part for new in _convolutions(each, machine, constants) for part in describe(new, machine)]
     return found
 
 
-def _landed(sdp: Described, pdp: Described, address: int) -> tuple[Described, Described]:
+def _pass_through_memory(sdp: Described, pdp: Described, address: int) -> tuple[Described, Described]:
     """SDP with its result in memory instead of the pipe, and PDP reading it from there."""
     cube = replace(sdp.surfaces.result, type=of.DRAM, address=0, offset=address)
     return (
@@ -70,9 +70,9 @@ def _convolutions(average: Described, machine: Machine, constants: Constants) ->
     """One convolution for every surface, in tiles of rows if the CBUF is too small."""
     op, source, result = average.op, average.surfaces.source, average.surfaces.result
     if not isinstance(op, of.Pdp) or op.precision or op.splits > 1 or any(op.pad_values):
-        raise _inexpressible("its precision, splits or padding values")
+        raise _refusal("its precision, splits or padding values")
     kernel = (op.kernel_height + 1, op.kernel_width + 1)
-    sdp = _scaled(average, prod(kernel))
+    sdp = _scale_sums(average, prod(kernel))
     atom = machine.atom_bytes
     for surface in range(-(-source.channels // atom)):
         count = min(atom, source.channels - surface * atom)
@@ -82,7 +82,7 @@ def _convolutions(average: Described, machine: Machine, constants: Constants) ->
         )  # fmt: skip
         together = kernels_together(machine, shape)
         if together < count:
-            raise _inexpressible("a window that does not fit the CBUF")
+            raise _refusal("a window that does not fit the CBUF")
         kernels = _ones(machine, constants, count, kernel)
         least = -(-shape.out_height // most_rows(machine, shape, together))
         for tile in row_tiles(shape, equal_edges(shape.out_height, least)):
@@ -97,7 +97,7 @@ def _ones(machine: Machine, constants: Constants, count: int, kernel: tuple[int,
     """Weights that sum a window channel by channel."""
     dense = np.zeros((count, count, *kernel), np.int8)
     dense[np.arange(count), np.arange(count)] = 1
-    data = weight_format.pack(machine, weight_format.direct(machine, dense.shape, "int8"), dense)
+    data = weight_format.pack(machine, weight_format.direct_order(machine, dense.shape, "int8"), dense)
     return Kernels(constants.add("weight", data), len(data), count, *kernel, count, count * prod(kernel))
 
 
@@ -116,14 +116,14 @@ def _window(window: of.WindowFields, shape: Geometry, tile: RowTile) -> KernelWi
     return KernelWindow(window.stride_y, window.stride_x, 1, 1, *sides)
 
 
-def _scaled(average: Described, taps: int) -> Sdp:
+def _scale_sums(average: Described, taps: int) -> Sdp:
     """SDP that turns sums of `taps` elements into the same results as PDP."""
     sums = np.arange(-128 * taps, 127 * taps + 1, dtype=np.int64)
     wanted = sums
     for reciprocal in average.reciprocals or ():
         wanted = shift_right(wanted * reciprocal, RECIPROCAL_BITS)
     wanted = wanted.clip(-128, 127)
-    stages = [_reduced(each) for each in average.reciprocals or ()]
+    stages = [_reduce_reciprocal(each) for each in average.reciprocals or ()]
     if all(0 < multiplier <= MOST_MULTIPLIER for multiplier, _ in stages):
         first, second = (
             Unit(SdpStage(multiply=1, shift=shift), multiplier=multiplier) for multiplier, shift in stages
@@ -132,10 +132,10 @@ def _scaled(average: Described, taps: int) -> Sdp:
     for multiplier, shift in _factors(prod(average.reciprocals or ()) / 4.0**RECIPROCAL_BITS):
         if np.array_equal(shift_right(sums * multiplier, shift).clip(-128, 127), wanted):
             return Sdp(Unit(SdpStage(multiply=1, shift=shift), multiplier=multiplier), Unit(IDLE))
-    raise _inexpressible(f"reciprocals {average.reciprocals}")
+    raise _refusal(f"reciprocals {average.reciprocals}")
 
 
-def _reduced(reciprocal: int) -> tuple[int, int]:
+def _reduce_reciprocal(reciprocal: int) -> tuple[int, int]:
     """A reciprocal as the smallest multiplier and shift."""
     zeros = (reciprocal & -reciprocal).bit_length() - 1
     return reciprocal >> min(zeros, RECIPROCAL_BITS), RECIPROCAL_BITS - min(zeros, RECIPROCAL_BITS)
@@ -150,7 +150,7 @@ def _factors(ratio: float) -> Iterator[tuple[int, int]]:
                 yield multiplier, shift
 
 
-def _inexpressible(what: str) -> ArtefactError:
+def _refusal(what: str) -> ArtefactError:
     return ArtefactError(
         "E506",
         f"an average with {what}: the stock firmware has no reciprocals but those of the kernel, and no "

@@ -25,10 +25,10 @@ from npuc.targets.nvdla.emission.describing import Described
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware.descriptors import COMPLETED, ENABLED, ENGINES, NONE, PROGRAMMED, Common, Consumer
 from npuc.targets.nvdla.firmware.structures import pack
-from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.alignment import align
 from npuc.targets.nvdla.loadable import emulation, schema
-from npuc.targets.nvdla.loadable.accesses import APART, RESULT, Accesses, Needed, before, by_memory, cubes
-from npuc.targets.nvdla.loadable.averages import expressed
+from npuc.targets.nvdla.loadable.accesses import APART, RESULT, Accesses, Needed, by_memory, cubes, dependencies_of
+from npuc.targets.nvdla.loadable.averages import replace_averages
 from npuc.targets.nvdla.loadable.places import (
     FIRST_BOUND,
     MAPS,
@@ -38,7 +38,7 @@ from npuc.targets.nvdla.loadable.places import (
     Layout,
     Ports,
     Use,
-    placed,
+    place_cubes,
 )
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.program.artefact import Contents
@@ -57,10 +57,10 @@ class Built:
     map_bytes: int
 
 
-def composed(program: Program, ports: Ports) -> schema.Loadable:
+def compose(program: Program, ports: Ports) -> schema.Loadable:
     """The loadable of a program. Raises ArtefactError (E506) for anything that descriptors cannot express."""
     machine = Contents.of(program.manifest).machine
-    built = _built(program, ports, machine)
+    built = _build(program, ports, machine)
     memories = _Memories(built.weights, built.map_bytes, ports, machine)
     memories.task(schema.DLA, _engine_lists(built, machine, memories.data))
     softmax = [port for port in ports.outputs if port.softmax]
@@ -70,14 +70,14 @@ def composed(program: Program, ports: Ports) -> schema.Loadable:
     return memories.loadable()
 
 
-def _built(program: Program, ports: Ports, machine: Machine) -> Built:
+def _build(program: Program, ports: Ports, machine: Machine) -> Built:
     contents = Contents.of(program.manifest)
     segment = ports.segment
-    held = _expressible(contents.engines(program, segment))
+    held = _expect_expressible(contents.engines(program, segment))
     constants = _constants(program, contents)
-    end = aligned(contents.dram.base + contents.dram.bytes, PAGE)
+    end = align(contents.dram.base + contents.dram.bytes, PAGE)
     scratch = end + APART // 2
-    operations = expressed(held, machine, constants, scratch)
+    operations = replace_averages(held, machine, constants, scratch)
     maps = contents.dram.base
     layout = Layout(
         maps,
@@ -87,20 +87,20 @@ def _built(program: Program, ports: Ports, machine: Machine) -> Built:
     )
     uses = [use for at, each in enumerate(operations) for use in _uses(at, each, machine)]
     used = [use for use in uses if maps <= use.place.address < constants.base]
-    places = dict(placed(used, layout))
+    places = dict(place_cubes(used, layout))
     room = layout.map_bytes
     for use in uses:
         if use.place.address >= scratch:
             offset = layout.map_bytes + use.place.address - scratch
             places[use.operation, use.name] = MAPS, offset
             room = max(room, offset + use.place.size)
-    located = [_located(at, each, places, constants.base, machine) for at, each in enumerate(operations)]
+    located = [_locate_cubes(at, each, places, constants.base, machine) for at, each in enumerate(operations)]
     luts = tuple(dict.fromkeys(each.lut for each in located if each.lut is not None))
-    numbered = (_with_table(each, luts) for each in located)
-    return Built(tuple(numbered), luts, bytes(constants.image), aligned(max(room, 1), PAGE))
+    numbered = (_add_table(each, luts) for each in located)
+    return Built(tuple(numbered), luts, bytes(constants.image), align(max(room, 1), PAGE))
 
 
-def _expressible(held: Sequence[Described]) -> Sequence[Described]:
+def _expect_expressible(held: Sequence[Described]) -> Sequence[Described]:
     """The same. Raises ArtefactError (E506) for what the firmware cannot set."""
     for each in held:
         if each.mixed:
@@ -125,7 +125,7 @@ def _uses(at: int, each: Described, machine: Machine) -> list[Use]:
     return sorted(uses, key=lambda use: use.writes)
 
 
-def _located(
+def _locate_cubes(
     at: int, each: Described, places: Mapping[tuple[int, str], tuple[int, int]], weights: int, machine: Machine
 ) -> Described:
     """The operation, its cubes with sizes and with addresses by index and offset."""
@@ -138,7 +138,7 @@ def _located(
     return replace(each, surfaces=replace(each.surfaces, **changed))
 
 
-def _with_table(each: Described, luts: Sequence[of.Lut]) -> Described:
+def _add_table(each: Described, luts: Sequence[of.Lut]) -> Described:
     return each if each.lut is None else replace(each, op=replace(each.op, lut=luts.index(each.lut)))
 
 
@@ -199,7 +199,7 @@ def graph(operations: Sequence[Accesses]) -> list[Common]:
     """The dependencies of operations, given in an order that computes correct results."""
     edges = _Edges(operations)
     edges.chains()
-    edges.hazards(before(operations))
+    edges.hazards(dependencies_of(operations))
     edges.engines()
     return edges.result()
 
@@ -259,9 +259,9 @@ class _Edges:
                 incoming[consumer] += 1
         for parent in self.parents.values():
             incoming[parent] += 1
-        return [self._common(at, count) for at, count in enumerate(incoming)]
+        return [self._common_descriptor(at, count) for at, count in enumerate(incoming)]
 
-    def _common(self, at: int, count: int) -> Common:
+    def _common_descriptor(self, at: int, count: int) -> Common:
         common = Common(index=at, engine=self.operations[at].engine, dependency_count=count)
         for engine, (consumer, event) in self.consumers[at].items():
             common = replace(common, **{ENGINES[engine].lower(): Consumer(index=consumer, event=event)})
@@ -281,26 +281,26 @@ class _Memories:
 
     def __init__(self, weights: bytes, map_bytes: int, ports: Ports, machine: Machine) -> None:
         self.memories: list[schema.Memory] = []
-        self.allocated(PAGE)
+        self.allocate(PAGE)
         self.blobs: list[schema.Blob] = []
         self.tasks: list[schema.Task] = []
         self.events: list[schema.Event] = []
-        self.filled("weights", weights)
-        self.allocated(map_bytes)
+        self.allocate_blob("weights", weights)
+        self.allocate(map_bytes)
         for role, found in ((schema.INPUT, ports.inputs), (schema.OUTPUT, ports.outputs)):
             for number, port in enumerate(found):
                 position = len(self.memories) - FIRST_BOUND
-                self.allocated(port.move.bytes(machine), role, number, position)
+                self.allocate(port.move.bytes(machine), role, number, position)
         both = enumerate((*ports.inputs, *ports.outputs))
-        self.tensors = tuple(port.described(number, machine) for number, port in both)
+        self.tensors = tuple(port.tensor_desc(number, machine) for number, port in both)
         self.data = len(self.memories) - 1
         """The number of memories in every task's address list."""
 
-    def allocated(self, size: int, role: int = 0, bind: int = 0, tensor: int = 0) -> int:
+    def allocate(self, size: int, role: int = 0, bind: int = 0, tensor: int = 0) -> int:
         """Adds a memory, returns its id; bind: number of the input or output; tensor: tensor list position."""
-        return self._added(size, role, bind_id=bind, tensor_desc_id=tensor)
+        return self._add(size, role, bind_id=bind, tensor_desc_id=tensor)
 
-    def filled(self, name: str, data: bytes, interface: int = 0, sub_interface: int = 0) -> int:
+    def allocate_blob(self, name: str, data: bytes, interface: int = 0, sub_interface: int = 0) -> int:
         """Adds a memory filled with a blob and returns its id."""
         version = schema.VERSIONS.get(interface, (0, 0, 0))
         self.blobs.append(
@@ -309,9 +309,9 @@ class _Memories:
                 data=data,
             )
         )  # fmt: skip
-        return self._added(max(len(data), 1), schema.SET, contents=(name,), offsets=(0,))
+        return self._add(max(len(data), 1), schema.SET, contents=(name,), offsets=(0,))
 
-    def _added(self, size: int, flags: int, **more: Any) -> int:
+    def _add(self, size: int, flags: int, **more: Any) -> int:
         number, flags = len(self.memories), schema.ALLOCATE | flags
         self.memories.append(schema.Memory(id=number, flags=flags, size=size, alignment=PAGE, **more))
         return number
@@ -319,8 +319,8 @@ class _Memories:
     def task(self, interface: int, lists: Sequence[tuple[str, int, bytes]]) -> None:
         """Adds a task with its lists, the network's description first; it waits for the previous task."""
         number = len(self.tasks)
-        own = [self.filled(f"task-{number}-{name}", data, interface, kind) for name, kind, data in lists]
-        own += [self.allocated(PAGE) for _ in range(DUMMIES[interface])]
+        own = [self.allocate_blob(f"task-{number}-{name}", data, interface, kind) for name, kind, data in lists]
+        own += [self.allocate(PAGE) for _ in range(DUMMIES[interface])]
         waits = (self._event(number, WAIT),) if self.tasks else ()
         signals = (self._event(number + 1, SIGNAL),)
         addresses = (own[0], *range(1, self.data + 1), *own[1:])

@@ -15,7 +15,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.firmware.descriptors import NONE
-from npuc.targets.nvdla.firmware.structures import number, unused
+from npuc.targets.nvdla.firmware.structures import number, unused_bytes
 
 POWER, SOFTMAX = 0, 1
 INT8, INT8_SMALL, FP16 = 0, 1, 3
@@ -31,7 +31,7 @@ class EmulatedNetwork:
     operations: int = number("h", NONE)
     buffers: int = number("h", NONE)
     operation_count: int = number("H")
-    reserved: tuple[int, ...] = unused(250)
+    reserved: tuple[int, ...] = unused_bytes(250)
 
 
 @frozen(kw_only=True)
@@ -39,11 +39,11 @@ class EmulatedOperation:
     """A softmax: scales of input and result; axis 1 is the channels."""
 
     kind: int = number("B", SOFTMAX)
-    reserved: tuple[int, ...] = unused(3)
+    reserved: tuple[int, ...] = unused_bytes(3)
     input_scale: float = number("f", 1.0)
     output_scale: float = number("f", 1.0)
     axis: int = number("B", 1)
-    reserved_end: tuple[int, ...] = unused(11)
+    reserved_end: tuple[int, ...] = unused_bytes(11)
 
 
 @frozen(kw_only=True)
@@ -59,7 +59,7 @@ class EmulatedBuffer:
     channels: int = number("H")
     line_stride: int = number("I")
     surface_stride: int = number("I")
-    reserved: tuple[int, ...] = unused(230)
+    reserved: tuple[int, ...] = unused_bytes(230)
 
 
 @frozen(kw_only=True)

@@ -23,10 +23,10 @@ from npuc.target import Observer
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.firmware.structures import size, unpack
 from npuc.targets.nvdla.formats import feature
-from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.alignment import align
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.loadable import addresses, content, emulation, run_of, schema
-from npuc.targets.nvdla.loadable.composing import composed
+from npuc.targets.nvdla.loadable.composing import compose
 from npuc.targets.nvdla.loadable.places import MAPS, BoundPort, Ports, ports_of, scales
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import Write
@@ -62,7 +62,7 @@ def run(loadable: schema.Loadable, machine: Machine, inputs: Mapping[str, bytes]
     Raises ArtefactError: E502 for invalid descriptors, E503 where the hardware would hang or race.
     """
     bases = _bases(loadable)
-    memory = DeviceMemory.covering((bases[each.id], max(each.size, 1)) for each in loadable.memory_list)
+    memory = DeviceMemory.zero_pages((bases[each.id], max(each.size, 1)) for each in loadable.memory_list)
     blobs = {each.name: each.data for each in loadable.blobs}
     for each in loadable.memory_list:
         for name, offset in zip(each.contents, each.offsets, strict=True):
@@ -84,7 +84,7 @@ def _bases(loadable: schema.Loadable) -> dict[int, int]:
     at = BASE
     for each in loadable.memory_list:
         found[each.id] = at
-        at += aligned(max(each.size, 1), max(each.alignment, schema.ALIGNMENT))
+        at += align(max(each.size, 1), max(each.alignment, schema.ALIGNMENT))
     return found
 
 
@@ -120,7 +120,7 @@ def files(program: Program) -> dict[str, bytes]:
     """network.nvdla and tensors.json. Raises ArtefactError (E506) for a program that no loadable can express."""
     _expect_one_memory(program)
     ports = ports_of(program)
-    data = loadables.write(composed(program, ports))
+    data = loadables.write(compose(program, ports))
     _expect_same(program, ports, loadables.read(data))
     return {FILE: data, "tensors.json": (json.dumps(scales(ports), indent=2) + "\n").encode()}
 
@@ -172,7 +172,7 @@ def _given_of(program: Program, ports: Ports, inputs: Mapping[str, Array]) -> di
     return _bound(recorder, ports)
 
 
-def executed(loadable: schema.Loadable, machine: Machine, given: Mapping[str, bytes]) -> Executed:
+def execute(loadable: schema.Loadable, machine: Machine, given: Mapping[str, bytes]) -> Executed:
     """The firmware's run. Raises ArtefactError (E506) if it would hang or overwrite its own results."""
     try:
         return run(loadable, machine, given)
@@ -189,14 +189,14 @@ def _expect_same(program: Program, ports: Ports, loadable: schema.Loadable) -> N
     recorder = _Recorder(program)
     for sample in varied_samples(inputs, seed=SEED).first(len(KINDS)).batches(1):
         recorder(sample.inputs)
-        _expect_recorded(recorder, ports, loadable)
+        _expect_equal_results(recorder, ports, loadable)
 
 
-def _expect_recorded(recorder: _Recorder, ports: Ports, loadable: schema.Loadable) -> None:
+def _expect_equal_results(recorder: _Recorder, ports: Ports, loadable: schema.Loadable) -> None:
     """The same for the recorded sample."""
     contents = recorder.contents
     given = _bound(recorder, ports)
-    after = executed(loadable, contents.machine, given)
+    after = execute(loadable, contents.machine, given)
     for port in ports.outputs:
         cube = port.move.cube(contents.machine)
         offset = port.move.place.address - contents.dram.base
@@ -238,12 +238,12 @@ def self_test_files(program: Program, inputs: Mapping[str, Array]) -> dict[str, 
     """
     Runner(program).expect_exact(REMEDY)
     ports = ports_of(program)
-    loadable = loadables.read(loadables.write(composed(program, ports)))
+    loadable = loadables.read(loadables.write(compose(program, ports)))
     machine = Contents.of(program.manifest).machine
     made: dict[str, bytes] = {}
     for sample in range(count_of(inputs)):
         given = _given_of(program, ports, {name: values[sample : sample + 1] for name, values in inputs.items()})
-        after = executed(loadable, machine, given)
+        after = execute(loadable, machine, given)
         for number, port in enumerate(ports.inputs):
             made[f"{FOLDER}/{sample}/input_{number}.bin"] = given[port.name]
         for number, port in enumerate(ports.outputs):

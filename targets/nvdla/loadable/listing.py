@@ -12,7 +12,7 @@ from npuc.system.budget import read_file
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats.pixels import NAMES
 from npuc.targets.nvdla.loadable import schema
-from npuc.targets.nvdla.loadable.rules import broken
+from npuc.targets.nvdla.loadable.rules import broken_rules
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
 from npuc.targets.nvdla.machine.registers import register_map
 
@@ -35,7 +35,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     data = read_file(path, "E501", REMEDY)
     try:
         found = loadables.read(data)
-        lines = [*_contents(found), *_broken(found), *_writes(found)]
+        lines = [*_contents(found), *_broken_rules(found), *_writes(found)]
     except ArtefactError as error:
         raise error.advising(REMEDY) from None
     return [
@@ -75,10 +75,10 @@ def _tensor(tensor: schema.TensorDesc) -> str:
     return f"tensor {tensor.id} {tensor.name}: {kind} {shape}, {form}, memory {tensor.mem_id}, {tensor.size} bytes"
 
 
-def _broken(loadable: schema.Loadable) -> Iterator[tuple[str, str]]:
+def _broken_rules(loadable: schema.Loadable) -> Iterator[tuple[str, str]]:
     """The rules of the stock runtime and firmware that a loadable breaks."""
     with suppress(ArtefactError):
-        for rule, where in broken(loadable, machine_of(loadable)):
+        for rule, where in broken_rules(loadable, machine_of(loadable)):
             yield "", f"breaks a rule: {rule.removesuffix('.')}: {where}"
 
 

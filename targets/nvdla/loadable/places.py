@@ -80,7 +80,7 @@ Places = Mapping[tuple[int, str], tuple[int, int]]
 """Memory and offset, by operation and cube."""
 
 
-def placed(uses: Sequence[Use], layout: Layout) -> Places:
+def place_cubes(uses: Sequence[Use], layout: Layout) -> Places:
     """The placement of every cube; uses: in the order of operations, the reads of each one first.
 
     Raises ArtefactError (E506) if an input or output shares its place in a way that would need a copy.
@@ -96,11 +96,11 @@ def placed(uses: Sequence[Use], layout: Layout) -> Places:
     for at, use in enumerate(uses):
         bound = _bound(use, at, layout, until, since)
         memory = bound.memory if bound else MAPS
-        _own(owners, use, memory, layout)
+        _record_writes(owners, use, memory, layout)
         found[use.operation, use.name] = memory, use.place.address - (bound.start if bound else layout.maps)
     for bound in layout.outputs:
         if since[bound.tensor] == len(uses) - 1:
-            raise _shared(bound.tensor)
+            raise _shared_buffer_error(bound.tensor)
     return found
 
 
@@ -121,7 +121,7 @@ def _bound(use: Use, at: int, layout: Layout, until: Mapping[str, int], since: M
     for each in layout.inputs:
         if each.touches(use.place) and at < until[each.tensor]:
             if not each.holds(use.place):
-                raise _shared(each.tensor)
+                raise _shared_buffer_error(each.tensor)
             return each
     for each in layout.outputs:
         if each.holds(use.place) and at > since[each.tensor]:
@@ -129,17 +129,17 @@ def _bound(use: Use, at: int, layout: Layout, until: Mapping[str, int], since: M
     return None
 
 
-def _own(owners: Array, use: Use, memory: int, layout: Layout) -> None:
+def _record_writes(owners: Array, use: Use, memory: int, layout: Layout) -> None:
     """Records writes by memory; raises ArtefactError (E506) for a read from another memory than was written."""
     for start, end in use.place.spans() - layout.maps:
         part = owners[start:end]
         if use.writes:
             part[:] = memory
         elif (part != memory).any():
-            raise _shared(use.name)
+            raise _shared_buffer_error(use.name)
 
 
-def _shared(tensor: str) -> ArtefactError:
+def _shared_buffer_error(tensor: str) -> ArtefactError:
     return ArtefactError(
         "E506",
         "the network's input or output lies in one buffer with other maps",
@@ -175,7 +175,7 @@ class BoundPort:
         """Its bytes in the program's memory."""
         return Bound(self.move.tensor, self.memory, self.move.place.address, self.move.bytes(machine))
 
-    def described(self, number: int, machine: Machine) -> schema.TensorDesc:
+    def tensor_desc(self, number: int, machine: Machine) -> schema.TensorDesc:
         """The entry of the tensor list."""
         channels, height, width = self.move.map_shape
         place = self.move.place
@@ -208,12 +208,12 @@ def ports_of(program: Program) -> Ports:
     segments = contents.segments
     if len(segments) != 1:
         between = _host(contents.steps[contents.steps.index(segments[0]) :]) if segments else []
-        raise _refused(f"{len(segments)} segments with host steps between them", between)
+        raise _host_steps_error(f"{len(segments)} segments with host steps between them", between)
     at = contents.steps.index(segments[0])
     before, behind = _host(contents.steps[:at]), _host(contents.steps[at:])
     foreign = [step for step in (*before, *behind) if not step.conversion and step.op != "Softmax"]
     if foreign or any(not step.conversion for step in before):
-        raise _refused("host steps", foreign or [step for step in before if not step.conversion])
+        raise _host_steps_error("host steps", foreign or [step for step in before if not step.conversion])
     inputs = tuple(_input(move, before) for move in segments[0].loads)
     outputs = tuple(_output(move, behind) for move in segments[0].stores)
     for port in (*inputs, *outputs):
@@ -241,7 +241,7 @@ def _input(move: TensorMove, steps: Sequence[HostStep]) -> BoundPort:
         if step.op == "QuantizeLinear":
             scale, zero = step.conversion_numbers()
         if not step.inputs:
-            raise _refused(f"the constant {name} as an input", [step])
+            raise _host_steps_error(f"the constant {name} as an input", [step])
         name = step.inputs[0]
     return BoundPort(part or name, move, scale, zero)
 
@@ -253,15 +253,15 @@ def _output(move: TensorMove, steps: Sequence[HostStep]) -> BoundPort:
         step = readers[0]
         steps = [each for each in steps if each is not step]
         if len(readers) > 1 or softmax:
-            raise _refused(f"more than softmax behind '{move.tensor}'", readers)
+            raise _host_steps_error(f"more than softmax behind '{move.tensor}'", readers)
         if step.op == "DequantizeLinear":
             scale, zero = step.conversion_numbers()
         softmax = softmax or step.op == "Softmax"
         part = part or (name if step.op == "Concat" else "")
         if step.op == "Softmax" and not _over_channels(step, move):
-            raise _refused("a softmax that is not over the channels of one pixel", [step])
+            raise _host_steps_error("a softmax that is not over the channels of one pixel", [step])
         if not step.outputs:
-            raise _refused(f"nothing behind '{name}'", [step])
+            raise _host_steps_error(f"nothing behind '{name}'", [step])
         name = step.outputs[0]
     return BoundPort(part or name, move, scale, zero, softmax)
 
@@ -287,7 +287,7 @@ def _expect_packed(port: BoundPort, machine: Machine) -> None:
         )
 
 
-def _refused(what: str, steps: Sequence[HostStep]) -> ArtefactError:
+def _host_steps_error(what: str, steps: Sequence[HostStep]) -> ArtefactError:
     nodes = ", ".join(f"{step.op} '{step.node}'" for step in steps if not step.conversion) or "conversions"
     return ArtefactError(
         "E506",

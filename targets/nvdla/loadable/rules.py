@@ -18,7 +18,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.firmware.structures import size
 from npuc.targets.nvdla.loadable import TaskDescriptors, content, engine_tasks, read_task, schema
-from npuc.targets.nvdla.loadable.accesses import APART, Accesses, before, by_memory, cubes, ends
+from npuc.targets.nvdla.loadable.accesses import APART, Accesses, by_memory, cubes, dependencies_of, ends
 from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, Machine
 from npuc.targets.nvdla.model.memory import Pattern
 
@@ -159,14 +159,14 @@ def _content(loadable: schema.Loadable, address: int) -> str:
 
 def dependency_graphs_are_named(loadable: schema.Loadable) -> Where:
     """The content with an engine task's dependencies has "dep_graph" in its name: it is reloaded each time."""
-    names = [each.name for each in loadable.blobs if _is(each, schema.DLA, schema.DEPENDENCIES)]
+    names = [each.name for each in loadable.blobs if _has_interface(each, schema.DLA, schema.DEPENDENCIES)]
     yield from (name for name in names if "dep_graph" not in name)
     tasks = sum(each.interface == schema.DLA for each in loadable.task_list)
     if len(names) != tasks:
         yield f"{len(names)} graphs, {tasks} tasks"
 
 
-def _is(blob: schema.Blob, interface: int, sub_interface: int) -> bool:
+def _has_interface(blob: schema.Blob, interface: int, sub_interface: int) -> bool:
     return (blob.interface, blob.sub_interface) == (interface, sub_interface)
 
 
@@ -322,8 +322,8 @@ def pipes_are_tied(checked: _CheckedTask) -> Where:
 
 def sharing_operations_wait(checked: _CheckedTask) -> Where:
     """An operation reads only what has been written, and writes only where no other still reads or writes."""
-    common, ended, last = checked.task.common, _ended(checked), ends(checked.accesses)
-    for at, needed in enumerate(before(checked.accesses)):
+    common, ended, last = checked.task.common, _last_ended(checked), ends(checked.accesses)
+    for at, needed in enumerate(dependencies_of(checked.accesses)):
         chain = [other for other, end in enumerate(last) if end == last[at]]
         written = np.max([ended[other] for other in chain], axis=0)
         for wanted, sure in ((needed.to_read, ended[at]), (needed.to_write, written)):
@@ -332,7 +332,7 @@ def sharing_operations_wait(checked: _CheckedTask) -> Where:
                 yield f"operation {at} does not wait for {late}"
 
 
-def _ended(checked: _CheckedTask) -> list[Array]:
+def _last_ended(checked: _CheckedTask) -> list[Array]:
     """For every operation, by engine, the last one that has certainly ended when it is enabled.
 
     Edges of event 1 imply that the other operation has ended, with its whole pipe chain; edges of event 3 imply
@@ -452,7 +452,7 @@ _OF_OPERATIONS: tuple[Callable[[_CheckedTask], Where], ...] = (
 )  # fmt: skip
 
 
-def broken(loadable: schema.Loadable, machine: Machine) -> Iterator[tuple[str, str]]:
+def broken_rules(loadable: schema.Loadable, machine: Machine) -> Iterator[tuple[str, str]]:
     """Every broken rule, and where. Raises ArtefactError (E502) for unreadable descriptors."""
     for rule in _OF_LISTS:
         yield from (((rule.__doc__ or "").strip(), where) for where in rule(loadable))

@@ -189,7 +189,7 @@ def read(data: bytes) -> Loadable:
     if data[4:8] != IDENTIFIER:
         raise ArtefactError("E502", "not a flatbuffer of this kind", limit=f"the identifier {IDENTIFIER.decode()}")
     try:
-        return _table(Loadable, Table(data, struct.unpack_from("<I", data)[0]))
+        return _read_table(Loadable, Table(data, struct.unpack_from("<I", data)[0]))
     except (struct.error, TypeError, IndexError, ValueError, OverflowError, RecursionError):
         raise ArtefactError("E502", "the flatbuffer is damaged or truncated") from None
 
@@ -198,7 +198,7 @@ def _kinds(cls: type[Any]) -> list[tuple[str, _FieldType]]:
     return [(each.name, each.metadata["kind"]) for each in fields(cls)]
 
 
-def _table(cls: type[T], table: Table) -> T:
+def _read_table(cls: type[T], table: Table) -> T:
     found: dict[str, Any] = {}
     for slot, (name, kind) in enumerate(_kinds(cls)):
         offset = table.Offset(FIRST_SLOT + SLOT_BYTES * slot)
@@ -213,7 +213,7 @@ def _value(of: str | type[Any], table: Table, at: int) -> Any:
     from flatbuffers.table import Table
 
     if not isinstance(of, str):
-        return _table(of, Table(table.Bytes, table.Indirect(at)))
+        return _read_table(of, Table(table.Bytes, table.Indirect(at)))
     if of == "string":
         return table.String(at).decode()
     if of == TRIPLE:
@@ -243,7 +243,11 @@ def write(loadable: Loadable) -> bytes:
 
 def _write_table(builder: Builder, value: Any) -> int:
     kinds = _kinds(type(value))
-    outside = {name: _write_outside(builder, kind, getattr(value, name)) for name, kind in kinds if _outside(kind)}
+    outside = {
+        name: _write_outside(builder, kind, getattr(value, name))
+        for name, kind in kinds
+        if _is_outside_table(kind)
+    }
     builder.StartObject(len(kinds))
     for slot, (name, kind) in enumerate(kinds):
         held = getattr(value, name)
@@ -259,7 +263,7 @@ def _write_table(builder: Builder, value: Any) -> int:
     return builder.EndObject()
 
 
-def _outside(kind: _FieldType) -> bool:
+def _is_outside_table(kind: _FieldType) -> bool:
     """Whether a value is stored outside its table."""
     return kind.vector or kind.of == "string"
 

@@ -28,11 +28,11 @@ class Registers(Protocol):
         """The value of a field."""
         ...
 
-    def signed(self, field: str, width: int | None = None) -> int:
+    def signed_value(self, field: str, width: int | None = None) -> int:
         """The same in two's complement."""
         ...
 
-    def named(self, field: str) -> str:
+    def value_name(self, field: str) -> str:
         """The name of a field's value."""
         ...
 
@@ -46,7 +46,7 @@ Limit = Callable[[Registers, Machine], str | None]
 
 
 def _precision(group: Registers, field: str) -> str:
-    return group.named(field).lower()
+    return group.value_name(field).lower()
 
 
 def _fits(value: int, bits: int) -> bool:
@@ -80,18 +80,20 @@ def narrow_maps(group: Registers, _machine: Machine) -> str | None:
 def pads_of_averages(group: Registers, _machine: Machine) -> str | None:
     """In integer averages PAD_VALUE_kX is k times PAD_VALUE_1X, which is a value of the map's precision."""
     kind = _precision(group, "INPUT_DATA")
-    if group.named("POOLING_METHOD") != "POOLING_METHOD_AVERAGE" or kind == "fp16":
+    if group.value_name("POOLING_METHOD") != "POOLING_METHOD_AVERAGE" or kind == "fp16":
         return None
-    one = group.signed("PAD_VALUE_1X")
+    one = group.signed_value("PAD_VALUE_1X")
     if not _fits(one, 8 * BYTES[kind]):
         return f"PAD_VALUE_1X = {one} in {kind}"
-    wrong = (k for k in range(2, 8) if group.signed(f"PAD_VALUE_{k}X") != k * one)
-    return next((f"PAD_VALUE_{k}X = {group.signed(f'PAD_VALUE_{k}X')}, PAD_VALUE_1X = {one}" for k in wrong), None)
+    wrong = (k for k in range(2, 8) if group.signed_value(f"PAD_VALUE_{k}X") != k * one)
+    return next(
+        (f"PAD_VALUE_{k}X = {group.signed_value(f'PAD_VALUE_{k}X')}, PAD_VALUE_1X = {one}" for k in wrong), None
+    )
 
 
 def pads_of_half_averages(group: Registers, _machine: Machine) -> str | None:
     """In averages of fp16 every PAD_VALUE is 0 or -0."""
-    if group.named("POOLING_METHOD") != "POOLING_METHOD_AVERAGE" or group.named("INPUT_DATA") != "FP16":
+    if group.value_name("POOLING_METHOD") != "POOLING_METHOD_AVERAGE" or group.value_name("INPUT_DATA") != "FP16":
         return None
     wrong = (k for k in range(1, 8) if group[f"PAD_VALUE_{k}X"] not in (0, 0x70000))
     return next((f"PAD_VALUE_{k}X = {group[f'PAD_VALUE_{k}X']:#x}" for k in wrong), None)
@@ -107,24 +109,24 @@ def converted_maps(group: Registers, _machine: Machine) -> str | None:
     """SDP converts a map in memory between int8 and int16, processing int8, or between int16 and fp16, processing
     the map's precision.
     """
-    source, result, inside = (group.named(f"{each}_PRECISION") for each in ("IN", "OUT", "PROC"))
+    source, result, inside = (group.value_name(f"{each}_PRECISION") for each in ("IN", "OUT", "PROC"))
     allowed = {source, result} != {"INT8", "FP16"} and inside == ("INT8" if result == "INT8" else source)
     return None if group["FLYING_MODE"] or allowed else f"{source} to {result}, processed as {inside}"
 
 
 def kept_bits(group: Registers, _machine: Machine) -> str | None:
     """Behind a convolution SDP keeps the number of bits of an element."""
-    inside, result = group.named("PROC_PRECISION"), group.named("OUT_PRECISION")
+    inside, result = group.value_name("PROC_PRECISION"), group.value_name("OUT_PRECISION")
     changed = group["FLYING_MODE"] and (inside == "INT8") != (result == "INT8")
     return f"{inside} to {result}" if changed else None
 
 
 def sizes_of_operands(group: Registers, _machine: Machine) -> str | None:
     """Operands of SDP have two bytes unless it processes int8."""
-    if group.named("PROC_PRECISION") == "INT8":
+    if group.value_name("PROC_PRECISION") == "INT8":
         return None
     for _, letter in _operands(group):
-        if group.named(f"{letter}RDMA_DATA_SIZE") == "ONE_BYTE":
+        if group.value_name(f"{letter}RDMA_DATA_SIZE") == "ONE_BYTE":
             return f"{letter}RDMA_DATA_SIZE is ONE_BYTE in {_precision(group, 'PROC_PRECISION')}"
     return None
 
@@ -134,9 +136,12 @@ def pairs_of_operands(group: Registers, machine: Machine) -> str | None:
     if machine.atom_bytes < 32:
         return None
     for unit, letter in _operands(group):
-        if (group.named(f"{letter}RDMA_DATA_USE"), group.named(f"{letter}RDMA_DATA_SIZE")) != ("BOTH", "TWO_BYTE"):
+        if (group.value_name(f"{letter}RDMA_DATA_USE"), group.value_name(f"{letter}RDMA_DATA_SIZE")) != (
+            "BOTH",
+            "TWO_BYTE",
+        ):
             continue
-        per_element = group.named(f"{letter}RDMA_DATA_MODE") == "PER_ELEMENT"
+        per_element = group.value_name(f"{letter}RDMA_DATA_MODE") == "PER_ELEMENT"
         strides = (f"{unit}_LINE_STRIDE", f"{unit}_SURFACE_STRIDE") if per_element else ()
         for name in (f"{unit}_BASE_ADDR_LOW", *strides):
             if group.bytes(name) % 64:
@@ -153,21 +158,21 @@ def operands_of_tiles(group: Registers, _machine: Machine) -> str | None:
 
 def batches(group: Registers, machine: Machine) -> str | None:
     """Only direct convolutions of feature cubes take several images: on nv_full up to 32."""
-    count, image = group["BATCHES"] + 1, group.named("DATAIN_FORMAT") == "PIXEL"
+    count, image = group["BATCHES"] + 1, group.value_name("DATAIN_FORMAT") == "PIXEL"
     if count <= (1 if image or group["CONV_MODE"] else machine.max_batches):
         return None
-    mode = "image" if image else group.named("CONV_MODE").lower()
+    mode = "image" if image else group.value_name("CONV_MODE").lower()
     return f"{count} batches in {mode} convolution of {machine.name}"
 
 
 def first_line(group: Registers, _machine: Machine) -> str | None:
     """An image begins at its first line: PIXEL_Y_OFFSET is 0."""
-    image = group.named("DATAIN_FORMAT") == "PIXEL"
+    image = group.value_name("DATAIN_FORMAT") == "PIXEL"
     return f"PIXEL_Y_OFFSET = {group['PIXEL_Y_OFFSET']}" if image and group["PIXEL_Y_OFFSET"] else None
 
 
-def _compressed(group: Registers) -> bool:
-    return group.named("WEIGHT_FORMAT") == "COMPRESSED"
+def _is_compressed(group: Registers) -> bool:
+    return group.value_name("WEIGHT_FORMAT") == "COMPRESSED"
 
 
 def _mask_bits(group: Registers, kernels: int) -> int:
@@ -177,7 +182,7 @@ def _mask_bits(group: Registers, kernels: int) -> int:
 
 def mask_bytes(group: Registers, machine: Machine) -> str | None:
     """WMB_BYTES is the mask's size, one bit per weight, rounded up to an entry of the CBUF."""
-    if not _compressed(group):
+    if not _is_compressed(group):
         return None
     unit = machine.cbuf_entry_bytes
     wanted = -(-_mask_bits(group, group["WEIGHT_KERNEL"] + 1) // (8 * unit)) * unit
@@ -187,7 +192,7 @@ def mask_bytes(group: Registers, machine: Machine) -> str | None:
 
 def mask_of_group(group: Registers, machine: Machine) -> str | None:
     """The mask of a kernel group leaves an entry of its bank free."""
-    if not _compressed(group):
+    if not _is_compressed(group):
         return None
     kernels = min(machine.kernel_group(_precision(group, "PROC_PRECISION")), group["WEIGHT_KERNEL"] + 1)
     size, most = -(-_mask_bits(group, kernels) // 8), machine.bank_bytes - machine.cbuf_entry_bytes
@@ -198,7 +203,7 @@ def kept_weights(group: Registers, machine: Machine) -> str | None:
     """Weights that stay in the CBUF for the next operation fit their banks, and their mask its bank."""
     if not group["SKIP_WEIGHT_RLS"]:
         return None
-    weights, mask = group.bytes("WEIGHT_BYTES"), group.bytes("WMB_BYTES") if _compressed(group) else 0
+    weights, mask = group.bytes("WEIGHT_BYTES"), group.bytes("WMB_BYTES") if _is_compressed(group) else 0
     if weights > (group["WEIGHT_BANK"] + 1) * machine.bank_bytes:
         return f"{weights} bytes in {group['WEIGHT_BANK'] + 1} banks are kept"
     return f"a mask of {mask} bytes is kept" if mask > machine.bank_bytes else None
@@ -215,7 +220,7 @@ def extended_data(group: Registers, _machine: Machine) -> str | None:
     """
     if not group["CONV_MODE"]:
         return None
-    if group.named("DATAIN_FORMAT") != "FEATURE":
+    if group.value_name("DATAIN_FORMAT") != "FEATURE":
         return "an image"
     channels = group["DATAIN_CHANNEL"] + 1
     if channels * BYTES[_precision(group, "IN_PRECISION")] % 32:
@@ -250,7 +255,7 @@ def tiles(group: Registers, _machine: Machine) -> str | None:
 def pixels_of_kernel(group: Registers, _machine: Machine) -> str | None:
     """A line of an image's kernel has at most 128 elements."""
     elements = group["WEIGHT_CHANNEL_EXT"] + 1
-    return f"{elements} elements" if group.named("DATAIN_FORMAT") == "PIXEL" and elements > 128 else None
+    return f"{elements} elements" if group.value_name("DATAIN_FORMAT") == "PIXEL" and elements > 128 else None
 
 
 def joined_lines(group: Registers, machine: Machine) -> str | None:
@@ -260,8 +265,9 @@ def joined_lines(group: Registers, machine: Machine) -> str | None:
     extension, block = group["Y_EXTENSION"], machine.atomic_c
     if not extension:
         return None
-    if extension == 3 or group.named("DATAIN_FORMAT") != "PIXEL" or group["BATCHES"]:
-        return f"Y_EXTENSION = {extension} of {group['BATCHES'] + 1} {group.named('DATAIN_FORMAT').lower()} inputs"
+    if extension == 3 or group.value_name("DATAIN_FORMAT") != "PIXEL" or group["BATCHES"]:
+        kind = group.value_name("DATAIN_FORMAT").lower()
+        return f"Y_EXTENSION = {extension} of {group['BATCHES'] + 1} {kind} inputs"
     kernel, pixel = group["WEIGHT_CHANNEL_EXT"] + 1, group["DATAIN_CHANNEL_EXT"] + 1
     step = (group["CONV_X_STRIDE_EXT"] + 1) * pixel
     lines = 1 << extension
@@ -297,16 +303,16 @@ def offsets(group: Registers, machine: Machine) -> str | None:
     bits = 8 * BYTES[_precision(group, "INPUT_DATA_TYPE")]
     wide = 25 if bits == 8 else 32
     wrong = (
-        f"{name} = {group.signed(name)}"
+        f"{name} = {group.signed_value(name)}"
         for name, size in (("DATIN_OFFSET", bits), ("DATOUT_OFFSET", wide))
-        if not _fits(group.signed(name), size)
+        if not _fits(group.signed_value(name), size)
     )
-    return next(wrong, None) if group.named("INPUT_DATA_TYPE") != "FP16" else None
+    return next(wrong, None) if group.value_name("INPUT_DATA_TYPE") != "FP16" else None
 
 
 def starts_of_tables(group: Registers, _machine: Machine) -> str | None:
     """In fp16 CDP's tables start at numbers."""
-    if group.named("INPUT_DATA_TYPE") != "FP16":
+    if group.value_name("INPUT_DATA_TYPE") != "FP16":
         return None
     starts = (name for name in ("LUT_LE_START_LOW", "LUT_LO_START_LOW") if group[name] & 0x7FFFFFFF > 0x7F800000)
     return next((f"{name} is NaN" for name in starts), None)

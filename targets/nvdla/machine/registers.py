@@ -63,7 +63,7 @@ class Register:
     @cached_property
     def word(self) -> type[Any]:
         """The declaration as a word of npuc.bits, whose defaults are the reset value."""
-        return _declared(self)
+        return _declare_register(self)
 
     @cached_property
     def places(self) -> Mapping[str, Bits]:
@@ -76,7 +76,7 @@ class Register:
         return (1 << max(each.low + each.width for each in self.fields)) - 1
 
     @cached_property
-    def _encoded(self) -> dict[tuple[bool | tuple[str, int | str], ...], int]:
+    def _encodings(self) -> dict[tuple[bool | tuple[str, int | str], ...], int]:
         """A cache of encoded values: layers have most fields in common."""
         return {}
 
@@ -86,19 +86,19 @@ class Register:
         Raises EncodingError (E301) for an unknown field or name, and for a number that does not fit its field.
         """
         key = cleared, *values.items()
-        if key not in self._encoded:
+        if key not in self._encodings:
             others = {each.name: 0 for each in self.fields} if cleared else {}
             word = self.word(**others | {name: self._number(name, each) for name, each in values.items()})
-            self._encoded[key] = encode(word)
-        return self._encoded[key]
+            self._encodings[key] = encode(word)
+        return self._encodings[key]
 
-    def decoded(self, value: int) -> Any:
+    def decode(self, value: int) -> Any:
         """A value decoded as a word; encoding it gives the same value."""
         return decode(self.word, value)
 
     def text(self, value: int) -> str:
         """The fields of a value by name: DATA_BANK=11 WEIGHT_BANK=2. Reserved bits are shown if they are set."""
-        fields = named_fields(self.decoded(value))
+        fields = named_fields(self.decode(value))
         return " ".join(
             f"{name}={_number_text(each)}"
             for name, each in fields.items()
@@ -122,24 +122,24 @@ def _number_text(value: str | int) -> str:
     return value if isinstance(value, str) else str(value) if value < 10 else hex(value)
 
 
-def _declared(register: Register) -> type[Any]:
+def _declare_register(register: Register) -> type[Any]:
     """A frozen dataclass whose fields cover the 32 bits of a register."""
     declared: list[tuple[str, Any]] = []
     at = 0
     for each in sorted(register.fields, key=lambda field: field.low):
         if each.low > at:
-            declared.append(_reserved(at, each.low - 1, register.reset))
+            declared.append(_reserved_field(at, each.low - 1, register.reset))
         at = each.low + each.width
         default = (register.reset >> each.low) & ((1 << each.width) - 1)
         place = bits(at - 1, each.low, each.name, default=default, names=each.names)
         declared.append((each.name, place))
     if at < REGISTER_BITS:
-        declared.append(_reserved(at, REGISTER_BITS - 1, register.reset))
+        declared.append(_reserved_field(at, REGISTER_BITS - 1, register.reset))
     body = {"__annotations__": {name: int for name, _ in declared}, **dict(declared)}
     return word(REGISTER_BITS)(frozen(kw_only=True)(type(f"{register.block}_{register.name}", (), body)))
 
 
-def _reserved(low: int, high: int, reset: int) -> tuple[str, Any]:
+def _reserved_field(low: int, high: int, reset: int) -> tuple[str, Any]:
     default = (reset >> low) & ((1 << (high - low + 1)) - 1)
     return f"{RESERVED}{high}_{low}", bits(high, low, "reserved", default=default)
 
@@ -173,7 +173,7 @@ class RegisterMap:
             raise EncodingError("E504", f"{self.name} has no register {title}")
         return found
 
-    def at(self, address: int) -> Register:
+    def register_at(self, address: int) -> Register:
         """The register at a byte address. Raises EncodingError (E504) where there is none."""
         found = self.by_address.get(address)
         if found is None:
@@ -182,7 +182,7 @@ class RegisterMap:
 
     def text(self, address: int, value: int) -> str:
         """A register write as in listings: CDMA.D_BANK DATA_BANK=0xb WEIGHT_BANK=2."""
-        register = self.at(address)
+        register = self.register_at(address)
         return f"{register.title} {register.text(value)}"
 
     def layout(self) -> dict[str, list[dict[str, str | int]]]:

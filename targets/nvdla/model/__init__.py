@@ -68,15 +68,15 @@ class ChipModel:
                     self.poll(command)
                 case Wait():
                     self.wait(command)
-        left = self._operations.waiting()
+        left = self._operations.waiting_blocks()
         if left:
-            raise trap(left[0], f"enabled, but never ran: {self._operations.missing()}", remedy=REMEDY)
+            raise trap(left[0], f"enabled, but never ran: {self._operations.describe_wait()}", remedy=REMEDY)
 
     def write(self, address: int, value: int) -> None:
         """A register write. Raises ArtefactError (E503) if its group is running, EncodingError for an unknown
         register.
         """
-        register = self.registers.map.at(address)
+        register = self.registers.map.register_at(address)
         self._expect_free(register)
         enables = register.name == "D_OP_ENABLE"
         if enables and not value & 1:
@@ -85,7 +85,7 @@ class ChipModel:
         if enables:
             if register.block == "CDMA":
                 self._beside[self.registers.producer("CDMA")] = tuple(self._running)
-            while (done := self._operations.next()) is not None:
+            while (done := self._operations.run_next()) is not None:
                 self._finish(done)
         elif register.of_group:
             return
@@ -96,11 +96,11 @@ class ChipModel:
 
     def read(self, address: int) -> int:
         """The value that the driver reads from a register, after every operation that can run has run."""
-        register = self.registers.map.at(address)
+        register = self.registers.map.register_at(address)
         if register.title == "CDMA.S_CBUF_FLUSH_STATUS":
             return 1
         if register.title == "GLB.S_INTR_STATUS":
-            return sum(1 << self._bit(each, "STATUS") for each in self._pending())
+            return sum(1 << self._bit(each, "STATUS") for each in self._pending_interrupts())
         if register.name == "S_LUT_ACCESS_DATA":
             return self.registers.tables[register.block].read()
         group = self.registers.producer(register.block) if register.of_group else 0
@@ -108,9 +108,9 @@ class ChipModel:
 
     def poll(self, command: Poll) -> None:
         """Polls a register for a value; the running operations of the polled block then count as ended."""
-        register, found = self.registers.map.at(command.address), self.read(command.address)
+        register, found = self.registers.map.register_at(command.address), self.read(command.address)
         if found & command.mask != command.value & command.mask:
-            reason = f"polled for {command.value & command.mask:#x}: {self._operations.missing()}"
+            reason = f"polled for {command.value & command.mask:#x}: {self._operations.describe_wait()}"
             raise trap(register.title, reason, limit=f"it stays {found & command.mask:#x}")
         if register.name in ("S_STATUS", "S_INTR_STATUS", "STATUS"):
             self._running = [each for each in self._running if register.block not in ("GLB", *each.groups)]
@@ -118,18 +118,20 @@ class ChipModel:
     def wait(self, command: Wait) -> None:
         """Waits for an interrupt. Raises ArtefactError (E503) if it never comes."""
         wanted = [
-            each for each in self._pending() if command.source is None or each == (command.source, command.group)
+            each
+            for each in self._pending_interrupts()
+            if command.source is None or each == (command.source, command.group)
         ]
         if not wanted:
-            raise trap("GLB", f"{command} never comes: {self._operations.missing()}", remedy=REMEDY)
-        audible = [each for each in wanted if not self._masked(each)]
+            raise trap("GLB", f"{command} never comes: {self._operations.describe_wait()}", remedy=REMEDY)
+        audible = [each for each in wanted if not self._is_masked(each)]
         if not audible:
             raise trap("GLB", f"{command} is masked by S_INTR_MASK", remedy="clear its mask bit")
         first = min(audible, key=lambda each: self._raised[each][0])
         self._raised[first].popleft()
         self._end(first)
 
-    def _pending(self) -> list[Interrupt]:
+    def _pending_interrupts(self) -> list[Interrupt]:
         """The raised interrupts that have not been waited for."""
         return [each for each, places in self._raised.items() if places]
 
@@ -152,7 +154,7 @@ class ChipModel:
         register = self.registers.map["GLB.S_INTR_STATUS" if what == "STATUS" else "GLB.S_INTR_MASK"]
         return register.places[f"{source}_DONE_{what}{group}"].low
 
-    def _masked(self, interrupt: Interrupt) -> bool:
+    def _is_masked(self, interrupt: Interrupt) -> bool:
         return bool(self.registers.get("GLB", "S_INTR_MASK") >> self._bit(interrupt, "MASK") & 1)
 
     def _expect_free(self, register: Register) -> None:
@@ -160,7 +162,7 @@ class ChipModel:
         if not register.of_group:
             return
         group = self.registers.producer(register.block)
-        waits = self.registers.enabled(register.block, group)
+        waits = self.registers.is_enabled(register.block, group)
         runs = waits or any(each.groups.get(register.block) == group for each in self._running)
         if runs and not any(part in register.name for part in STATUS):
             state = "waits to run" if waits else "may still run"
@@ -172,7 +174,7 @@ class ChipModel:
         if register.name == "S_LUT_ACCESS_DATA":
             tables.write(register.block, value)
         else:
-            fields = register.decoded(value)
+            fields = register.decode(value)
             tables.access(fields.LUT_ADDR, fields.LUT_TABLE_ID, fields.LUT_ACCESS_TYPE)
 
     def _command_copies(self, register: Register) -> None:

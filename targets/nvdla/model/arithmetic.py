@@ -51,10 +51,10 @@ def saturate(values: Array, bits: int) -> Array:
     return np.clip(values, *limits(bits))
 
 
-def signed(value: int, width: int) -> int:
+def sign_extend(value: int, width: int) -> int:
     """The bits of a field as a two's complement number.
 
-    >>> signed(0xFFFF, 16), signed(0x7FFF, 16)
+    >>> sign_extend(0xFFFF, 16), sign_extend(0x7FFF, 16)
     (-1, 32767)
     """
     return value - (1 << width) if value >> (width - 1) else value
@@ -79,7 +79,7 @@ class Widths:
     """Of the product with the first reciprocal."""
 
     @property
-    def room(self) -> int:
+    def most_elements(self) -> int:
         """The most elements, whatever their values, whose sum fits the bits of the first product."""
         return 1 << (self.first - self.element)
 
@@ -88,21 +88,21 @@ WIDTHS = {1: Widths(8, 11, 11, 14, 11), 2: Widths(16, 22, 19, 22, 19)}
 """By the bytes of an element."""
 
 
-def wrapped(values: Array, bits: int) -> Array:
+def wrap(values: Array, bits: int) -> Array:
     """The lowest bits of int64 values, read as signed numbers."""
     half = np.int64(1) << (bits - 1)
     return ((values + half) & (2 * half - 1)) - half
 
 
-def multiplied(values: Array, reciprocal: int, bits: int) -> Array:
+def multiply_reciprocal(values: Array, reciprocal: int, bits: int) -> Array:
     """Rounded half away from zero and wrapped; a positive product loses its upper bits before the rounding."""
     product = values * np.int64(reciprocal)
     whole, part = product >> RECIPROCAL_BITS, product & (ONE - 1)
     negative = whole + (part > ONE // 2)
     positive = (whole & ((1 << (bits - 1)) - 1)) + (part >= ONE // 2)
-    return wrapped(np.where(product < 0, negative, positive), bits)
+    return wrap(np.where(product < 0, negative, positive), bits)
 
 
-def divided(sums: Array, factors: tuple[int, int], widths: Widths) -> Array:
+def average_sums(sums: Array, factors: tuple[int, int], widths: Widths) -> Array:
     """Averages from int64 sums: the sums times the reciprocals of width and height."""
-    return multiplied(multiplied(sums, factors[0], widths.first), factors[1], widths.element)
+    return multiply_reciprocal(multiply_reciprocal(sums, factors[0], widths.first), factors[1], widths.element)

@@ -53,16 +53,16 @@ def accumulate(group: RegisterGroup, layer: LaidOutConvolution, *, exact: bool) 
         raise trap(
             BLOCK, f"{layer.out[1]} x {layer.out[0]} outputs of this many channels", limit=f"{LARGEST} numbers"
         )
-    packed = group.named("LINE_PACKED") == "TRUE" or group.named("SURF_PACKED") == "TRUE"
+    packed = group.value_name("LINE_PACKED") == "TRUE" or group.value_name("SURF_PACKED") == "TRUE"
     if packed and len(layer.images) > 1 and layer.out != (1, 1):
         raise trap(BLOCK, "packed results of several batches", limit="LINE_PACKED and SURF_PACKED = FALSE")
-    if layer.floating and exact:
+    if layer.is_float and exact:
         return np.stack([_half_sums(layer, image) for image in layer.images]), 0
     bounds = [_bound(layer, image) for image in layer.images]
     images = [_image_sums(layer, image, bound) for image, bound in zip(layer.images, bounds, strict=True)]
     sums = np.stack(images) if len(images) > 1 else images[0][np.newaxis]
-    if layer.floating:
-        return fp16.inner(sums), 0
+    if layer.is_float:
+        return fp16.round_to_fp32(sums), 0
     truncated = shift_right(sums, group["CLIP_TRUNCATE"])
     if max(bounds) <= limits(OUT_BITS)[1]:
         return truncated, 0
@@ -88,7 +88,7 @@ def _half_sums(layer: LaidOutConvolution, image: Array) -> Array:
     assert total is not None
     sums = half_products.result(total)
     sums = sums if absent is None else np.where(np.isnan(absent), absent, sums)
-    return _tiled(layer, sums) if layer.winograd else sums.reshape(*layer.out, -1)
+    return _join_tiles(layer, sums) if layer.winograd else sums.reshape(*layer.out, -1)
 
 
 def _of_outputs(group: half_products.GroupSum) -> half_products.GroupSum:
@@ -110,7 +110,7 @@ def _nans(data: Array, weights: Array, known: Array | None) -> Array | None:
     return found if known is None else np.where(np.isnan(known), known, found)
 
 
-def _tiled(layer: LaidOutConvolution, sums: Array) -> Array:
+def _join_tiles(layer: LaidOutConvolution, sums: Array) -> Array:
     """The four outputs (4, tiles, K) of every tile as a map (Ho, Wo, K)."""
     Ho, Wo = layer.out
     tiles = -(-Ho // TILE_STEP), -(-Wo // TILE_STEP)
@@ -120,14 +120,14 @@ def _tiled(layer: LaidOutConvolution, sums: Array) -> Array:
 
 def _image_sums(layer: LaidOutConvolution, image: Array, bound: float) -> Array:
     """The sums (Ho, Wo, K) of one image, int64 or float64; bound: their largest possible magnitude."""
-    most = limits(34 if layer.floating else PARTIAL_BITS[image.dtype.itemsize])[1]
-    if layer.floating or bound <= most:
-        dtype = np.float32 if bound < EXACT_FLOAT32 and not layer.floating else np.float64
-        total = _summed(layer, image, dtype)
+    most = limits(34 if layer.is_float else PARTIAL_BITS[image.dtype.itemsize])[1]
+    if layer.is_float or bound <= most:
+        dtype = np.float32 if bound < EXACT_FLOAT32 and not layer.is_float else np.float64
+        total = _sum_products(layer, image, dtype)
     else:
-        total = _saturating(layer, image, most)
-    sums = _untransformed(layer, total) if layer.winograd else total.reshape(*layer.out, -1)
-    return sums if layer.floating else sums.astype(np.int64)
+        total = _sum_saturating(layer, image, most)
+    sums = _transform_sums(layer, total) if layer.winograd else total.reshape(*layer.out, -1)
+    return sums if layer.is_float else sums.astype(np.int64)
 
 
 def _bound(layer: LaidOutConvolution, image: Array) -> float:
@@ -135,7 +135,7 @@ def _bound(layer: LaidOutConvolution, image: Array) -> float:
 
     For few int8 products it assumes the largest possible weights, so that they need not be inspected.
     """
-    if layer.floating:
+    if layer.is_float:
         return 0.0
     largest = float(max(-int(image.min(initial=0)), int(image.max(initial=0))))
     most = largest * LARGEST_WEIGHT * prod(layer.kernels.shape[:3])
@@ -148,7 +148,7 @@ def _bound(layer: LaidOutConvolution, image: Array) -> float:
     return gain * largest * float(weights.max(initial=0))
 
 
-def _summed(layer: LaidOutConvolution, image: Array, dtype: type[np.floating]) -> Array:
+def _sum_products(layer: LaidOutConvolution, image: Array, dtype: type[np.floating]) -> Array:
     """The sum of all products in a type that is exact for them, or in double for fp16."""
     total: Array | None = None
     for step in steps(layer, image.astype(dtype) if not layer.winograd else image, by_block=False):
@@ -158,7 +158,7 @@ def _summed(layer: LaidOutConvolution, image: Array, dtype: type[np.floating]) -
     return total
 
 
-def _saturating(layer: LaidOutConvolution, image: Array, most: int) -> Array:
+def _sum_saturating(layer: LaidOutConvolution, image: Array, most: int) -> Array:
     """The same in the hardware's order, with saturating additions."""
     total: Array | None = None
     for step in steps(layer, image, by_block=True):
@@ -168,7 +168,7 @@ def _saturating(layer: LaidOutConvolution, image: Array, most: int) -> Array:
     return total
 
 
-def _untransformed(layer: LaidOutConvolution, sums: Array) -> Array:
+def _transform_sums(layer: LaidOutConvolution, sums: Array) -> Array:
     """A^T m A of the sums (16, tiles, K), as outputs (Ho, Wo, K)."""
     Ho, Wo = layer.out
     tiles = -(-Ho // TILE_STEP), -(-Wo // TILE_STEP)

@@ -13,7 +13,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats import pixels as formats
-from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.alignment import align
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import fp16
@@ -52,7 +52,7 @@ class Buffered:
 
 def precision(group: RegisterGroup, field: str) -> str:
     """int8, int16 or fp16, as a field names it."""
-    return group.named(field).lower()
+    return group.value_name(field).lower()
 
 
 def expect_precision(block: str, machine: Machine, found: str) -> None:
@@ -88,7 +88,7 @@ def fetch(group: RegisterGroup, machine: Machine, port: MemoryPort, kept: Buffer
 def _expect_banks(group: RegisterGroup, machine: Machine) -> None:
     """Raises ArtefactError (E503) if there are fewer banks than asked for, or they cannot contain the data."""
     data, weight = group["DATA_BANK"] + 1, group["WEIGHT_BANK"] + 1
-    mask = int(group.named("WEIGHT_FORMAT") == "COMPRESSED")
+    mask = int(group.value_name("WEIGHT_FORMAT") == "COMPRESSED")
     if data + weight + mask > machine.cbuf_banks:
         reason = f"{data} data banks, {weight} weight banks and {mask} for the mask"
         raise trap(BLOCK, reason, limit=f"{machine.cbuf_banks} banks")
@@ -107,19 +107,19 @@ def _expect_banks(group: RegisterGroup, machine: Machine) -> None:
 
 def _features(group: RegisterGroup, machine: Machine, port: MemoryPort) -> tuple[Array, dict[str, int]]:
     """The input (batch, H, W, C), converted; an image padded left and right, for Winograd padded and extended."""
-    image = group.named("DATAIN_FORMAT") == "PIXEL"
+    image = group.value_name("DATAIN_FORMAT") == "PIXEL"
     raw = _fetch_image(group, machine, port) if image else _cube(group, machine, port)
     _expect_entries(group, machine, raw.shape[-1])
     result = precision(group, "PROC_PRECISION")
     counted: dict[str, int] = {}
     if np.issubdtype(raw.dtype, np.floating):
         counted = {"D_NAN_INPUT_DATA_NUM": fp16.nans(raw), "D_INF_INPUT_DATA_NUM": fp16.infinities(raw)}
-        converted = fp16.received(raw, _infinity(group), flush=bool(group["NAN_TO_ZERO"]))
+        converted = fp16.load(raw, _infinity(group), flush=bool(group["NAN_TO_ZERO"]))
     else:
-        converted = _converted(group, raw, result) if group["CVT_EN"] else _as_it_is(raw, result)
+        converted = _convert_pixels(group, raw, result) if group["CVT_EN"] else _as_it_is(raw, result)
     if image:
-        return _beside(group, converted), counted
-    return _winograd_extended(group, converted) if group["CONV_MODE"] else converted, counted
+        return _pad_columns(group, converted), counted
+    return _extend_for_winograd(group, converted) if group["CONV_MODE"] else converted, counted
 
 
 def _infinity(group: RegisterGroup) -> float:
@@ -160,9 +160,9 @@ def _expect_entries(group: RegisterGroup, machine: Machine, channels: int) -> No
     """Raises ArtefactError (E503) if a line takes more than ENTRIES, so that lines would overlap."""
     kind = precision(group, "PROC_PRECISION")
     if group["CONV_MODE"]:
-        atoms = (group["DATAIN_WIDTH_EXT"] + 1) // 4 * -(-_extended(group, channels) * BYTES[kind] // 32)
+        atoms = (group["DATAIN_WIDTH_EXT"] + 1) // 4 * -(-_extend_channels(group, channels) * BYTES[kind] // 32)
         wanted = atoms
-    elif group.named("DATAIN_FORMAT") == "PIXEL":
+    elif group.value_name("DATAIN_FORMAT") == "PIXEL":
         line = (group["DATAIN_WIDTH"] + 1 + group["PAD_LEFT"] + group["PAD_RIGHT"]) * channels * BYTES[kind]
         wanted = -(-line // machine.cbuf_entry_bytes)
     else:
@@ -171,22 +171,22 @@ def _expect_entries(group: RegisterGroup, machine: Machine, channels: int) -> No
         raise trap(BLOCK, f"{group['ENTRIES'] + 1} entries per slice", limit=f"{wanted} for this line")
 
 
-def _extended(group: RegisterGroup, channels: int) -> int:
+def _extend_channels(group: RegisterGroup, channels: int) -> int:
     return channels * (group["CONV_X_STRIDE"] + 1) * (group["CONV_Y_STRIDE"] + 1)
 
 
-def _converted(group: RegisterGroup, raw: Array, result: str) -> Array:
+def _convert_pixels(group: RegisterGroup, raw: Array, result: str) -> Array:
     """Equation 1: (d - offset) * SF, with an offset per channel if means are enabled."""
     if group["MEAN_FORMAT"]:
         if raw.shape[-1] > PIXEL_CHANNELS:
             raise trap(BLOCK, f"means of {raw.shape[-1]} channels", limit=f"{PIXEL_CHANNELS}")
-        means = [group.signed(each) for each in ("MEAN_RY", "MEAN_GU", "MEAN_BV", "MEAN_AX")]
+        means = [group.signed_value(each) for each in ("MEAN_RY", "MEAN_GU", "MEAN_BV", "MEAN_AX")]
         offset = np.array(means[: raw.shape[-1]], np.int64)
     else:
-        offset = np.int64(group.signed("CVT_OFFSET"))
-    scaled = shift_right((raw.astype(np.int64) - offset) * group.signed("CVT_SCALE"), group["CVT_TRUNCATE"])
+        offset = np.int64(group.signed_value("CVT_OFFSET"))
+    scaled = shift_right((raw.astype(np.int64) - offset) * group.signed_value("CVT_SCALE"), group["CVT_TRUNCATE"])
     if result == "fp16":
-        return fp16.stored(scaled.astype(np.float32)).astype(np.float32)
+        return fp16.store(scaled.astype(np.float32)).astype(np.float32)
     return saturate(scaled, 8 * BYTES[result]).astype(DTYPES[result])
 
 
@@ -197,13 +197,13 @@ def _as_it_is(raw: Array, result: str) -> Array:
     return raw.astype(DTYPES[result])
 
 
-def _beside(group: RegisterGroup, data: Array) -> Array:
+def _pad_columns(group: RegisterGroup, data: Array) -> Array:
     """An image with its padding left and right, which CDMA stores in the buffer; CSC adds that above and below."""
     columns = ((0, 0), (0, 0), (group["PAD_LEFT"], group["PAD_RIGHT"]), (0, 0))
     return np.pad(data, columns, constant_values=pad_value(group, data))
 
 
-def _winograd_extended(group: RegisterGroup, data: Array) -> Array:
+def _extend_for_winograd(group: RegisterGroup, data: Array) -> Array:
     """The data padded on all sides; with a stride, the phases of rows and columns become channels.
 
     Channel (row phase * stride_x + column phase) * C + c, as in the weights (channel extension for Winograd).
@@ -225,7 +225,7 @@ def pad_value(group: RegisterGroup, data: Array) -> int | float:
     """The value outside the map, in the type of the data."""
     if np.issubdtype(data.dtype, np.floating):
         return float(np.uint16(group["PAD_VALUE"]).view(np.float16))
-    return group.signed("PAD_VALUE", 8 * data.dtype.itemsize)
+    return group.signed_value("PAD_VALUE", 8 * data.dtype.itemsize)
 
 
 def _weights_at(group: RegisterGroup, surface: str) -> int:
@@ -240,26 +240,28 @@ def _weights(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Fetche
     kind = precision(group, "PROC_PRECISION")
     kernels, kernel_bytes = group["WEIGHT_KERNEL"] + 1, group["BYTE_PER_KERNEL"] + 1
     per_group = machine.kernel_group(kind)
-    largest = aligned(min(per_group, kernels) * kernel_bytes, machine.cbuf_entry_bytes)
+    largest = align(min(per_group, kernels) * kernel_bytes, machine.cbuf_entry_bytes)
     banks = (group["WEIGHT_BANK"] + 1) * machine.bank_bytes
-    if group.named("WEIGHT_FORMAT") == "COMPRESSED":
-        return _compressed(group, machine, port, (start, size))
+    if group.value_name("WEIGHT_FORMAT") == "COMPRESSED":
+        return _fetch_compressed(group, machine, port, (start, size))
     if largest > banks:
         raise trap(
             BLOCK, f"CBUF overflow: a kernel group of {largest} bytes", limit=f"{banks} in the weight banks"
         )
-    if size < aligned(kernels * kernel_bytes, machine.cbuf_entry_bytes):
+    if size < align(kernels * kernel_bytes, machine.cbuf_entry_bytes):
         raise trap(BLOCK, f"{size} weight bytes", limit=f"{kernels} kernels of {kernel_bytes} bytes")
     return FetchedWeights(port.fetch(start, size).tobytes())
 
 
-def _compressed(group: RegisterGroup, machine: Machine, port: MemoryPort, data: tuple[int, int]) -> FetchedWeights:
+def _fetch_compressed(
+    group: RegisterGroup, machine: Machine, port: MemoryPort, data: tuple[int, int]
+) -> FetchedWeights:
     if not machine.compression:
         raise trap(BLOCK, f"{machine.name} has no compressed weights", limit="UNCOMPRESSED")
     groups = -(-(group["WEIGHT_KERNEL"] + 1) // machine.kernel_group(precision(group, "PROC_PRECISION")))
     sizes = port.fetch(_weights_at(group, "WGS"), 4 * groups).view("<u4").astype(np.int64)
     mask = port.fetch(_weights_at(group, "WMB"), group.bytes("WMB_BYTES"))
-    if (found := aligned(int(sizes.sum()), machine.cbuf_entry_bytes)) < data[1]:
+    if (found := align(int(sizes.sum()), machine.cbuf_entry_bytes)) < data[1]:
         reason = f"{found} bytes of compressed weights by their group sizes"
         raise trap(BLOCK, reason, limit=f"WEIGHT_BYTES = {data[1]}: the next weights would be wrong")
     room = (group["WEIGHT_BANK"] + 1) * machine.bank_bytes
@@ -278,20 +280,20 @@ def _fetch_image(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Ar
 
     Raises ArtefactError (E503) for a setting that table 33 does not have.
     """
-    form = formats.FORMATS[group.named("PIXEL_FORMAT")]
+    form = formats.FORMATS[group.value_name("PIXEL_FORMAT")]
     if form.name not in formats.of(machine.registers):
         raise trap(BLOCK, f"PIXEL_FORMAT = {form.name}", limit=f"{', '.join(formats.of(machine.registers))}")
     width, height, channels = (group[f"DATAIN_{each}"] + 1 for each in ("WIDTH", "HEIGHT", "CHANNEL"))
     if channels != form.channels:
         raise trap(BLOCK, f"{channels} channels of {form.name}", limit=f"{form.channels} (table 33)")
-    if group.named("PIXEL_MAPPING") != "PITCH_LINEAR":
-        raise trap(BLOCK, f"PIXEL_MAPPING = {group.named('PIXEL_MAPPING')}", limit="PITCH_LINEAR")
+    if group.value_name("PIXEL_MAPPING") != "PITCH_LINEAR":
+        raise trap(BLOCK, f"PIXEL_MAPPING = {group.value_name('PIXEL_MAPPING')}", limit="PITCH_LINEAR")
     _expect_in_line(form, group, machine, width)
     planes = [
         _plane(group, machine, port, (each, form.planes[each].pixel_bytes), (height, width))
         for each in range(len(form.planes))
     ]
-    return formats.unpack(form, planes, signed=group.named("PIXEL_SIGN_OVERRIDE") == "SIGNED_INT")[None]
+    return formats.unpack(form, planes, signed=group.value_name("PIXEL_SIGN_OVERRIDE") == "SIGNED_INT")[None]
 
 
 def _expect_in_line(form: formats.PixelFormat, group: RegisterGroup, machine: Machine, width: int) -> None:

@@ -24,7 +24,7 @@ INFINITY = fp16.FP17_MOST
 
 def fetch(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
     """The input cube as channels (H, W, C), without the lanes beyond the last channel."""
-    kind = group.named("INPUT_DATA").lower()
+    kind = group.value_name("INPUT_DATA").lower()
     height, width, channels = (group[each] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
     surfaces = -(-channels // machine.atom_elements(kind))
     place = place_cube(group, "SRC", (height, width, surfaces), machine)
@@ -35,33 +35,33 @@ def run(
     group: RegisterGroup, machine: Machine, source: Array, tables: LookUpTables, reports: dict[str, int]
 ) -> Array:
     """The output cube (surface, H, W, lane)."""
-    kind = group.named("INPUT_DATA_TYPE").lower()
+    kind = group.value_name("INPUT_DATA_TYPE").lower()
     if source.dtype != np.dtype(DTYPES[kind]):
         raise trap(BLOCK, f"INPUT_DATA_TYPE {kind}", limit=f"{source.dtype}, as {RDMA}")
     lanes = machine.atom_elements(kind)
     if kind == "fp16":
         reports["D_NAN_INPUT_NUM"], reports["D_INF_INPUT_NUM"] = fp16.nans(source), fp16.infinities(source)
-        data = fp16.received(source, INFINITY, flush=bool(group["NAN_TO_ZERO"]))
+        data = fp16.load(source, INFINITY, flush=bool(group["NAN_TO_ZERO"]))
     else:
-        data = _converted_in(group, source)
+        data = _convert_input(group, source)
     filled = as_channels(as_lanes(data, lanes))
     sums = filled if group["SQSUM_BYPASS"] else _square_sums(group, filled)
     values, counts = lut.look_up(group, tables, sums, lut.CDP)
     reports.update({f"D_PERF_{name}": each for name, each in counts.items()})
     if kind == "fp16":
         product = values if group["MUL_BYPASS"] else fp16.multiply(filled, values, fp16.fp17)
-        result = fp16.stored(product)
+        result = fp16.store(product)
         reports["D_NAN_OUTPUT_NUM"] = fp16.nans(result)
     else:
         result = _converted_out(group, values if group["MUL_BYPASS"] else values * filled, kind, reports)
     return as_lanes(result, lanes)
 
 
-def _converted_in(group: RegisterGroup, source: Array) -> Array:
+def _convert_input(group: RegisterGroup, source: Array) -> Array:
     """(x - offset) * scale >> shift, with one bit more than the input."""
     bits = 8 * source.dtype.itemsize
-    offset = group.signed("DATIN_OFFSET", bits)
-    scaled = (source.astype(np.int64) - offset) * group.signed("DATIN_SCALE")
+    offset = group.signed_value("DATIN_OFFSET", bits)
+    scaled = (source.astype(np.int64) - offset) * group.signed_value("DATIN_SCALE")
     return saturate(shift_right(scaled, group["DATIN_SHIFTER"]), bits + 1)
 
 
@@ -83,9 +83,9 @@ def _square_sums(group: RegisterGroup, data: Array) -> Array:
 def _converted_out(group: RegisterGroup, values: Array, kind: str, reports: dict[str, int]) -> Array:
     """(x - offset) * scale >> shift, saturated to the output type."""
     narrow = BYTES[kind] == 1
-    offset = group.signed("DATOUT_OFFSET", 25 if narrow else 32)
+    offset = group.signed_value("DATOUT_OFFSET", 25 if narrow else 32)
     shift = group["DATOUT_SHIFTER"]
-    scaled = shift_right((values - offset) * group.signed("DATOUT_SCALE"), shift)
+    scaled = shift_right((values - offset) * group.signed_value("DATOUT_SCALE"), shift)
     result = saturate(scaled, 8 * BYTES[kind])
     reports["D_OUT_SATURATION"] = int(np.count_nonzero(result != scaled))
     return result.astype(DTYPES[kind])

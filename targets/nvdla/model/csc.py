@@ -55,7 +55,7 @@ class LaidOutConvolution:
         return self.group["DATAOUT_HEIGHT"] + 1, self.group["DATAOUT_WIDTH"] + 1
 
     @property
-    def floating(self) -> bool:
+    def is_float(self) -> bool:
         """Whether the numbers are those of fp16."""
         return bool(np.issubdtype(self.images.dtype, np.floating))
 
@@ -79,7 +79,7 @@ def _expect_kernels(group: RegisterGroup, machine: Machine, buffered: Array) -> 
     if group["CONV_MODE"] and (size != (TILE, TILE) or channels % TILE):
         reason = f"Winograd kernels of {size[1]} x {size[0]} and {channels} channels"
         raise trap(BLOCK, reason, limit="4 x 4, channels in fours")
-    image = group.named("DATAIN_FORMAT") == "PIXEL"
+    image = group.value_name("DATAIN_FORMAT") == "PIXEL"
     if not image and kernel_channels != channels:
         raise trap(BLOCK, f"kernels of {kernel_channels} channels", limit=f"{channels}, as the data has")
     if image:
@@ -108,26 +108,26 @@ def kernel_weights(group: RegisterGroup, machine: Machine, weights: FetchedWeigh
     kernels, channels = group["WEIGHT_KERNEL"] + 1, group["WEIGHT_CHANNEL_EXT"] + 1
     shape = (kernels, channels, group["WEIGHT_HEIGHT_EXT"] + 1, group["WEIGHT_WIDTH_EXT"] + 1)
     order = _order(group, machine, shape, kind)
-    data = weights.data if weights.mask is None else _decompressed(order, weights, kind)
+    data = weights.data if weights.mask is None else _decompress(order, weights, kind)
     wanted = sum(order.group_elements) * np.dtype(DTYPES[kind]).itemsize
     if len(data) < wanted:
         raise trap(BLOCK, f"{len(data)} weight bytes", limit=f"{wanted} for {shape[0]} kernels")
     values = formats.unpack(order, data, DTYPES[kind]).transpose(2, 3, 1, 0)
     if kind != "fp16":
         return values
-    return fp16.received(values, fp16.INFINITY, flush=False)
+    return fp16.load(values, fp16.INFINITY, flush=False)
 
 
 def _order(group: RegisterGroup, machine: Machine, shape: tuple[int, int, int, int], kind: str) -> formats.Order:
     """The order in which the weights of the convolution's mode are stored."""
     if group["CONV_MODE"]:
-        return formats.winograd(machine, shape, kind)
-    if group.named("DATAIN_FORMAT") == "PIXEL":
-        return formats.image(machine, shape, kind, 1 << group["Y_EXTENSION"])
-    return formats.direct(machine, shape, kind)
+        return formats.winograd_order(machine, shape, kind)
+    if group.value_name("DATAIN_FORMAT") == "PIXEL":
+        return formats.image_order(machine, shape, kind, 1 << group["Y_EXTENSION"])
+    return formats.direct_order(machine, shape, kind)
 
 
-def _decompressed(order: formats.Order, weights: FetchedWeights, kind: str) -> bytes:
+def _decompress(order: formats.Order, weights: FetchedWeights, kind: str) -> bytes:
     """The weights with the zeros restored that the mask marks, group by group."""
     assert weights.mask is not None and weights.group_sizes is not None
     count = sum(order.group_elements)
@@ -154,7 +154,7 @@ def steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) -> Iterato
     """
     if layer.winograd:
         return _winograd_steps(layer, image, by_block=by_block)
-    if layer.group.named("DATAIN_FORMAT") == "PIXEL":
+    if layer.group.value_name("DATAIN_FORMAT") == "PIXEL":
         return _image_steps(layer, image, by_block=by_block)
     return _direct_steps(layer, image, by_block=by_block)
 
@@ -168,12 +168,12 @@ def _strides(group: RegisterGroup) -> tuple[int, int]:
     return group["CONV_Y_STRIDE_EXT"] + 1, group["CONV_X_STRIDE_EXT"] + 1
 
 
-def _padded(layer: LaidOutConvolution, image: Array, extent: tuple[int, int]) -> Array:
+def _pad_map(layer: LaidOutConvolution, image: Array, extent: tuple[int, int]) -> Array:
     """The map with its left and top padding, cropped or padded to the rows and columns that windows reach.
 
     An image has its columns of padding already, from CDMA.
     """
-    image_input = layer.group.named("DATAIN_FORMAT") == "PIXEL"
+    image_input = layer.group.value_name("DATAIN_FORMAT") == "PIXEL"
     top, left = layer.group["PAD_TOP"], 0 if image_input else layer.group["PAD_LEFT"]
     image = image[: max(extent[0] - top, 0), : max(extent[1] - left, 0)]
     if image.shape[:2] == extent:
@@ -188,7 +188,7 @@ def _direct_steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) ->
     group, (Ho, Wo), (sy, sx) = layer.group, layer.out, _strides(layer.group)
     R, S, C, _ = layer.kernels.shape
     dy, dx = group["Y_DILATION_EXT"] + 1, group["X_DILATION_EXT"] + 1
-    data = _padded(layer, image, ((Ho - 1) * sy + (R - 1) * dy + 1, (Wo - 1) * sx + (S - 1) * dx + 1))
+    data = _pad_map(layer, image, ((Ho - 1) * sy + (R - 1) * dy + 1, (Wo - 1) * sx + (S - 1) * dx + 1))
     for block in _blocks(C, layer.block, by_block=by_block):
         for r in range(R):
             rows = data[r * dy : r * dy + (Ho - 1) * sy + 1 : sy]
@@ -206,7 +206,7 @@ def _image_steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) -> 
     R, _, extended, _ = layer.kernels.shape
     C = image.shape[2]
     columns = (Wo - 1) * sx + -(-extended // C)
-    data = np.ascontiguousarray(_padded(layer, image, ((Ho - 1) * sy + R, columns)))
+    data = np.ascontiguousarray(_pad_map(layer, image, ((Ho - 1) * sy + R, columns)))
 
     def windows(r: int) -> Array:
         rows = data[r : r + (Ho - 1) * sy + 1 : sy]
@@ -232,13 +232,13 @@ def _winograd_steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) 
     y, x, c = image.strides
     shape = (*tiles, TILE, TILE, image.shape[2])
     d = np.lib.stride_tricks.as_strided(image, shape, (TILE_STEP * y, TILE_STEP * x, y, x, c))
-    t = _transformed(layer, d).reshape(-1, TILE * TILE, image.shape[2]).transpose(1, 0, 2)
+    t = _transform_tiles(layer, d).reshape(-1, TILE * TILE, image.shape[2]).transpose(1, 0, 2)
     w = layer.kernels.reshape(TILE * TILE, *layer.kernels.shape[2:])
     for block in _blocks(image.shape[2], TILE, by_block=by_block):
         yield t[..., block], w[:, block]
 
 
-def _pre_added(d: Array, behind: int) -> Array:
+def _pre_add(d: Array, behind: int) -> Array:
     """C^T along the axis that is `behind` axes from the end (1 = last); sums rounded to fp17."""
     lines = np.moveaxis(d, -behind, 0)
     parts = (
@@ -250,11 +250,11 @@ def _pre_added(d: Array, behind: int) -> Array:
     return np.moveaxis(np.stack(parts), 0, -behind)
 
 
-def _transformed(layer: LaidOutConvolution, d: Array) -> Array:
+def _transform_tiles(layer: LaidOutConvolution, d: Array) -> Array:
     """t = C^T d C of tiles (..., 4, 4, C); integers shifted by PRA_TRUNCATE and saturated to their precision."""
-    if layer.floating:
-        rows = _pre_added(d, 3)
-        return fp16.received(fp16.stored(_pre_added(rows, 2)), fp16.INFINITY, flush=False)
+    if layer.is_float:
+        rows = _pre_add(d, 3)
+        return fp16.load(fp16.store(_pre_add(rows, 2)), fp16.INFINITY, flush=False)
     ct = INPUT_TRANSFORM.astype(np.int64)
     t = np.einsum("ip,...pqc,jq->...ijc", ct, d.astype(np.int64), ct, optimize=True)
     truncated = shift_right(t, layer.group["PRA_TRUNCATE"])

@@ -32,7 +32,7 @@ FP17_DROPPED = 42
 Rounding = Callable[[Array], Array]
 
 
-def received(values: Array, infinity: float, *, flush: bool) -> Array:
+def load(values: Array, infinity: float, *, flush: bool) -> Array:
     """fp16 as float32: infinities become +/-`infinity`, NaN becomes 0 if flushed; denormals are exact."""
     wide = values.astype(np.float32)
     if np.isfinite(wide).all():
@@ -47,7 +47,7 @@ def _wide_nans(values: Array) -> Array:
     return ((bits & 0x8000) << 16 | QUIET_NAN | (bits & PAYLOAD)).view(np.float32)
 
 
-def stored(values: Array) -> Array:
+def store(values: Array) -> Array:
     """float32 as fp16 output: rounded to nearest, clipped to +/-65504, with denormals."""
     narrow = np.clip(values, -MOST, MOST).astype(np.float16)
     absent = np.isnan(values)
@@ -58,7 +58,7 @@ def stored(values: Array) -> Array:
     return np.where(absent, nan, narrow)
 
 
-def whole(values: Array) -> Array:
+def round_to_int16(values: Array) -> Array:
     """fp16 as int16: halves away from zero, saturated; a NaN is the lowest number."""
     away = np.trunc(values.astype(np.float64) + np.copysign(0.5, values))
     return np.where(np.isnan(values), -32768, np.clip(away, -32768, 32767)).astype(np.int16)
@@ -74,7 +74,7 @@ def infinities(values: Array) -> int:
     return int(np.isinf(values).sum())
 
 
-def inner(values: Array) -> Array:
+def round_to_fp32(values: Array) -> Array:
     """Doubles rounded to fp32 (float32); NaN is unchanged."""
     wide = np.clip(values, -FP32_MOST, FP32_MOST)
     small = np.abs(wide) < FP32_SMALLEST * (1 - 2.0**-25)
@@ -93,34 +93,34 @@ def fp17(values: Array) -> Array:
     return narrow.astype(np.float32).reshape(np.shape(values))
 
 
-def add(first: Array, second: Array, rounding: Rounding = inner) -> Array:
+def add(first: Array, second: Array, rounding: Rounding = round_to_fp32) -> Array:
     """The sum; the difference of equal numbers has the sign of the first."""
     total = first.astype(np.float64) + second
     found = rounding(np.where(total == 0, np.copysign(0.0, first), total))
     return _with_nans(found, first, second)
 
 
-def subtract(first: Array, second: Array, rounding: Rounding = inner) -> Array:
+def subtract(first: Array, second: Array, rounding: Rounding = round_to_fp32) -> Array:
     """The first number plus the negated second."""
     return add(first, np.negative(second), rounding)
 
 
-def multiply(first: Array, second: Array, rounding: Rounding = inner) -> Array:
+def multiply(first: Array, second: Array, rounding: Rounding = round_to_fp32) -> Array:
     """The product."""
     return _with_nans(rounding(first.astype(np.float64) * second), first, second)
 
 
-def larger(first: Array, second: Array) -> Array:
+def maximum(first: Array, second: Array) -> Array:
     """The maximum; +0 is larger than -0."""
     return _with_nans(np.where(_key(first) >= _key(second), first, second), first, second)
 
 
-def smaller(first: Array, second: Array) -> Array:
+def minimum(first: Array, second: Array) -> Array:
     """The minimum; -0 is smaller than +0."""
     return _with_nans(np.where(_key(first) <= _key(second), first, second), first, second)
 
 
-def rectified(values: Array) -> Array:
+def relu(values: Array) -> Array:
     """ReLU: -0 and negative numbers become +0, NaN passes."""
     return np.where((values > 0) | np.isnan(values), values, np.float32(0))
 

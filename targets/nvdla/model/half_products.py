@@ -55,7 +55,7 @@ class HalfOperands:
         """A part of the numbers, or all of them with further axes."""
         return HalfOperands(self.signed[part], self.block[part], self.low[part])
 
-    def swapped(self) -> HalfOperands:
+    def swap_axes(self) -> HalfOperands:
         """The same with the last two axes exchanged, also in memory."""
         turned = (each.swapaxes(-1, -2) for each in (self.signed, self.block, self.low))
         return HalfOperands(*map(np.ascontiguousarray, turned))
@@ -94,7 +94,7 @@ def multiply(data: HalfOperands, weights: HalfOperands, positions: int = 1) -> G
     Returns a total (places, kernels), or (positions, places, kernels) for several positions.
     """
     places, kernels = data.signed.shape[0], weights.signed.shape[1]
-    turned = data.swapped()
+    turned = data.swap_axes()
     used = weights.signed != 0
     most = max(int(used.sum(axis=0).max(initial=0)), 1)
     if positions == 1 and 2 * most <= len(used):  # as in depthwise layers: zeros change neither sums nor tops
@@ -104,7 +104,7 @@ def multiply(data: HalfOperands, weights: HalfOperands, positions: int = 1) -> G
         one, other = weights[:, :, None], turned[:, None, :]
     wide = places >= kernels  # the longer axis comes last
     if not wide:
-        one, other = one.swapped(), other.swapped()
+        one, other = one.swap_axes(), other.swap_axes()
     first, second = max(len(one.signed), 1) * min(places, kernels), max(places, kernels)
     size = max(CHUNK // max(first, 1), 1)
     found = [_chunk(_piece(one, at, size), _piece(other, at, size), positions) for at in range(0, second, size)]
@@ -124,12 +124,12 @@ def _chunk(weights: HalfOperands, data: HalfOperands, positions: int) -> tuple[A
     blocks = weights.block + data.block
     top = np.maximum(blocks.max(axis=0), 0)
     steps = top - blocks
-    shifted = _shifted(weights, data, steps)
+    shifted = _shift_products(weights, data, steps)
     parts = shifted.reshape(positions, -1, *shifted.shape[1:])
     return parts.sum(axis=1, dtype=np.int64), top
 
 
-def _shifted(weights: HalfOperands, data: HalfOperands, steps: Array) -> Array:
+def _shift_products(weights: HalfOperands, data: HalfOperands, steps: Array) -> Array:
     """The products, each shifted right by its steps, with the halves truncated separately."""
     products = weights.signed * data.signed
     if not steps.any():
@@ -165,7 +165,7 @@ def _far(weights: HalfOperands, data: HalfOperands, shape: tuple[int, ...], wher
     rows = _rows(w, d, BOOTH_DIGITS, np.uint32)
     low, high = _low_half(rows[:5]), _low_half(rows[5:])
     shifted = [each << np.uint32(8) for each in high]
-    pair = _compressed(*_compressed(*low, shifted[0]), shifted[1])
+    pair = _add_carry_save(*_add_carry_save(*low, shifted[0]), shifted[1])
     bits = STEP * np.minimum(steps, OUT_OF_REACH - 1).astype(np.uint32)
     found = sum((each >> bits).astype(np.int64) for each in pair) - (PAIR_BIAS >> bits.astype(np.int64))
     return np.where(steps < OUT_OF_REACH, found, 0)
@@ -203,11 +203,11 @@ def _recodings() -> Array:
 
 def _low_half(rows: list[Array]) -> tuple[Array, Array]:
     """Reduces five numbers to two with the same sum."""
-    pair = _compressed(rows[0], rows[1], rows[2])
-    return _compressed(*_compressed(*pair, rows[3]), rows[4])
+    pair = _add_carry_save(rows[0], rows[1], rows[2])
+    return _add_carry_save(*_add_carry_save(*pair, rows[3]), rows[4])
 
 
-def _compressed(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
+def _add_carry_save(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
     """Sum and carry of three numbers."""
     either = x ^ y
     return either ^ z, (x & y | either & z) << x.dtype.type(1)
@@ -221,14 +221,14 @@ def add(first: Array, second: Array) -> Array:
     bits = total.view(np.int64)
     tie = (bits & ((1 << SUM_DROPPED) - 1)) == 1 << (SUM_DROPPED - 1)
     bits = bits - (tie & (error != 0) & ((error < 0) != (total < 0)))
-    return _rounded(bits, SUM_DROPPED)
+    return _round_bits(bits, SUM_DROPPED)
 
 
 def result(total: Array) -> Array:
     """The result passed to SDP: 24 significant bits, ties away from zero, as float32."""
-    return _rounded(total.view(np.int64), OUT_DROPPED).astype(np.float32)
+    return _round_bits(total.view(np.int64), OUT_DROPPED).astype(np.float32)
 
 
-def _rounded(bits: Array, dropped: int) -> Array:
+def _round_bits(bits: Array, dropped: int) -> Array:
     """Doubles without their last `dropped` bits, rounded with ties away from zero."""
     return ((bits + (1 << (dropped - 1))) & -(1 << dropped)).view(np.float64)

@@ -55,7 +55,7 @@ class RegisterTable:
     """Scale and shift below the start, and beyond the end."""
 
     @property
-    def last(self) -> int:
+    def last_index(self) -> int:
         """Index of the last entry."""
         return len(self.entries) - 1
 
@@ -76,13 +76,18 @@ class Found:
 
 def tables(group: RegisterGroup, stored: LookUpTables) -> tuple[RegisterTable, RegisterTable]:
     """LE and LO of an operation."""
-    exponential = group.named("LUT_LE_FUNCTION") == "EXPONENT"
-    return _table(group, LE, stored.le, exponential=exponential), _table(group, LO, stored.lo, exponential=False)
+    exponential = group.value_name("LUT_LE_FUNCTION") == "EXPONENT"
+    return _read_table(group, LE, stored.le, exponential=exponential), _read_table(
+        group, LO, stored.lo, exponential=False
+    )
 
 
-def _table(group: RegisterGroup, name: str, entries: Array, *, exponential: bool) -> RegisterTable:
+def _read_table(group: RegisterGroup, name: str, entries: Array, *, exponential: bool) -> RegisterTable:
     slopes = tuple(
-        (group.signed(f"LUT_{name}_SLOPE_{side}_SCALE"), group.signed(f"LUT_{name}_SLOPE_{side}_SHIFT"))
+        (
+            group.signed_value(f"LUT_{name}_SLOPE_{side}_SCALE"),
+            group.signed_value(f"LUT_{name}_SLOPE_{side}_SHIFT"),
+        )
         for side in ("UFLOW", "OFLOW")
     )
     return RegisterTable(
@@ -90,8 +95,8 @@ def _table(group: RegisterGroup, name: str, entries: Array, *, exponential: bool
         _limit(group, name, "START"),
         _limit(group, name, "END"),
         exponential,
-        group.signed(f"LUT_{name}_INDEX_SELECT"),
-        group.signed("LUT_LE_INDEX_OFFSET"),
+        group.signed_value(f"LUT_{name}_INDEX_SELECT"),
+        group.signed_value("LUT_LE_INDEX_OFFSET"),
         (slopes[0], slopes[1]),
     )
 
@@ -99,8 +104,8 @@ def _table(group: RegisterGroup, name: str, entries: Array, *, exponential: bool
 def _limit(group: RegisterGroup, name: str, side: str) -> int:
     """Start or end of a table: 32 bits in SDP, 38 in CDP."""
     if group.block == "SDP":
-        return group.signed(f"LUT_{name}_{side}")
-    return group.signed(f"LUT_{name}_{side}_HIGH") << 32 | group[f"LUT_{name}_{side}_LOW"]
+        return group.signed_value(f"LUT_{name}_{side}")
+    return group.signed_value(f"LUT_{name}_{side}_HIGH") << 32 | group[f"LUT_{name}_{side}_LOW"]
 
 
 def look_up(
@@ -135,36 +140,36 @@ def _found(table: RegisterTable, x: Array, unit: Arithmetic) -> Found:
         power = np.frexp(inside.astype(np.float64))[1].astype(np.int64) - 1
         power -= (np.int64(1) << power) > inside
         index = power - table.offset
-        fraction = _scaled(inside - (np.int64(1) << power), power, unit.fraction_bits)
+        fraction = _scale_fraction(inside - (np.int64(1) << power), power, unit.fraction_bits)
     else:
         step = np.int64(max(table.select, 0))
         index = inside << -table.select if table.select < 0 else inside >> step
-        fraction = _scaled(
+        fraction = _scale_fraction(
             inside & ((np.int64(1) << step) - 1), np.broadcast_to(step, x.shape), unit.fraction_bits
         )
     below = (distance <= 0) | (index < 0)
-    beyond = ~below & (index >= table.last)
-    at = np.clip(index, 0, table.last - 1)
+    beyond = ~below & (index >= table.last_index)
+    at = np.clip(index, 0, table.last_index - 1)
     y0, y1 = table.entries[at], table.entries[at + 1]
-    values = _interpolated(y0, y1, fraction, unit)
+    values = _interpolate(y0, y1, fraction, unit)
     base = table.start + (1 << min(table.offset, FARTHEST) if table.exponential and table.offset >= 0 else 0)
-    values = np.where(below, _sloped(table.entries[0], x - base, table.slopes[0], unit), values)
-    values = np.where(beyond, _sloped(table.entries[-1], x - table.end, table.slopes[1], unit), values)
+    values = np.where(below, _extrapolate(table.entries[0], x - base, table.slopes[0], unit), values)
+    values = np.where(beyond, _extrapolate(table.entries[-1], x - table.end, table.slopes[1], unit), values)
     return Found(values, below, beyond)
 
 
-def _scaled(part: Array, digits: Array, bits: int) -> Array:
+def _scale_fraction(part: Array, digits: Array, bits: int) -> Array:
     """part / 2^digits as a fraction of `bits` bits, truncated."""
     return np.where(digits > bits, part >> np.maximum(digits - bits, 0), part << np.maximum(bits - digits, 0))
 
 
-def _interpolated(y0: Array, y1: Array, fraction: Array, unit: Arithmetic) -> Array:
+def _interpolate(y0: Array, y1: Array, fraction: Array, unit: Arithmetic) -> Array:
     if unit.rounds_sum:
         return shift_right((y0 << unit.fraction_bits) + (y1 - y0) * fraction, unit.fraction_bits)
     return saturate(y0 + shift_right((y1 - y0) * fraction, unit.fraction_bits), unit.out_bits)
 
 
-def _sloped(entry: Array, distance: Array, slope: tuple[int, int], unit: Arithmetic) -> Array:
+def _extrapolate(entry: Array, distance: Array, slope: tuple[int, int], unit: Arithmetic) -> Array:
     """The entry at an end of the table, continued by a straight line."""
     scale, shift = slope
     return saturate(entry + shift_either(distance * scale, shift, unit.slope_bits), unit.out_bits)
@@ -181,28 +186,28 @@ def _found_floating(table: RegisterTable, x: Array, unit: Arithmetic) -> Found:
             index, fraction = power - table.offset, np.ldexp(inside.astype(np.float64), -power) - 1
         else:
             steps = np.ldexp(inside.astype(np.float64), -table.select)
-            index = np.floor(np.minimum(steps, table.last)).astype(np.int64)
+            index = np.floor(np.minimum(steps, table.last_index)).astype(np.int64)
             fraction = steps - np.floor(steps)
     below = ~(distance > 0) | (index < 0)
-    beyond = ~below & (index >= table.last)
+    beyond = ~below & (index >= table.last_index)
     entries = table.entries.astype(np.int16).view(np.float16).astype(np.float32)
-    at = np.clip(index, 0, table.last - 1)
+    at = np.clip(index, 0, table.last_index - 1)
     cut = np.ldexp(np.floor(np.ldexp(fraction, unit.fraction_bits)), -unit.fraction_bits)
-    values = (_blended if unit.rounds_sum else _risen)(entries[at], entries[at + 1], cut)
+    values = (_blend_entries if unit.rounds_sum else _add_share)(entries[at], entries[at + 1], cut)
     base = start + (2.0**table.offset if table.exponential else 0.0)
     values = np.where(below, _sloped_floating(entries[0], x, base, table.slopes[0][0]), values)
     values = np.where(beyond, _sloped_floating(entries[-1], x, end, table.slopes[1][0]), values)
     return Found(values.astype(np.float32), below, beyond)
 
 
-def _blended(y0: Array, y1: Array, fraction: Array) -> Array:
+def _blend_entries(y0: Array, y1: Array, fraction: Array) -> Array:
     """SDP: the sum of both entries times their shares, which are rounded first."""
     shares = fp16.fp17(1 - fraction), fp16.fp17(fraction)
     first, second = (fp16.multiply(each, entry, fp16.fp17) for each, entry in zip(shares, (y0, y1), strict=True))
     return fp16.add(first, second, fp16.fp17)
 
 
-def _risen(y0: Array, y1: Array, fraction: Array) -> Array:
+def _add_share(y0: Array, y1: Array, fraction: Array) -> Array:
     """CDP: the lower entry plus a share of the way to the next one."""
     rise = fp16.fp17(fp16.subtract(y1, y0))
     return fp16.add(fp16.multiply(rise, fp16.fp17(fraction), fp16.fp17), y0, fp16.fp17)

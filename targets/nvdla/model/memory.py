@@ -44,7 +44,7 @@ class DeviceMemory:
         self._add(regions)
 
     @classmethod
-    def blank(cls, address: int, size: int, second: tuple[int, int] | None = None) -> DeviceMemory:
+    def zeros(cls, address: int, size: int, second: tuple[int, int] | None = None) -> DeviceMemory:
         """One region of zeros, and optionally a second memory (address, bytes) at higher addresses."""
         found = cls()
         found._starts, found._regions = [address], [np.zeros(size, np.uint8)]
@@ -55,7 +55,7 @@ class DeviceMemory:
         return found
 
     @classmethod
-    def covering(cls, spans: Iterable[tuple[int, int]], *, endless: bool = False) -> DeviceMemory:
+    def zero_pages(cls, spans: Iterable[tuple[int, int]], *, endless: bool = False) -> DeviceMemory:
         """Zeros that cover spans (address, bytes), in whole pages."""
         pages = sorted({each for at, size in spans for each in range(at // PAGE, -(-(at + size) // PAGE))})
         return cls(((each * PAGE, np.zeros(PAGE, np.uint8)) for each in pages), endless=endless)
@@ -64,7 +64,7 @@ class DeviceMemory:
         """Adds regions to the existing ones."""
         every = sorted([*self.regions, *regions], key=lambda each: each[0])
         self._starts, self._regions = [], []
-        for start, parts in _joined(every):
+        for start, parts in _join_regions(every):
             self._starts.append(start)
             self._regions.append(np.concatenate(parts))
 
@@ -75,7 +75,7 @@ class DeviceMemory:
             found._written = self._written[0], self._written[1].copy()
         return found
 
-    def written(self, address: int, size: int) -> Array | None:
+    def written_bytes(self, address: int, size: int) -> Array | None:
         """Whether each byte of a range of the second memory has been written (shared); None for other ranges."""
         if (
             self._written is None
@@ -92,15 +92,15 @@ class DeviceMemory:
 
     def view(self, address: int, size: int) -> Array | None:
         """The bytes of a range (uint8, shared), or None if they are not all in one region."""
-        found = self._within(address, size)
+        found = self._find_bytes(address, size)
         if found is None and self._endless and size <= LARGEST_GAP:
             pages = range(address // PAGE, -(-(address + size) // PAGE))
-            absent = (each * PAGE for each in pages if self._within(each * PAGE, PAGE) is None)
+            absent = (each * PAGE for each in pages if self._find_bytes(each * PAGE, PAGE) is None)
             self._add([(each, np.zeros(PAGE, np.uint8)) for each in absent])
-            found = self._within(address, size)
+            found = self._find_bytes(address, size)
         return found
 
-    def _within(self, address: int, size: int) -> Array | None:
+    def _find_bytes(self, address: int, size: int) -> Array | None:
         index = bisect_right(self._starts, address) - 1
         if index < 0:
             return None
@@ -116,7 +116,7 @@ class DeviceMemory:
         MemoryPort(self, "memory").view(address, len(data))[:] = np.frombuffer(data, np.uint8)
 
 
-def _joined(regions: Iterable[tuple[int, Array]]) -> Iterable[tuple[int, list[Array]]]:
+def _join_regions(regions: Iterable[tuple[int, Array]]) -> Iterable[tuple[int, list[Array]]]:
     """Runs of adjacent regions: address and parts."""
     start, end, parts = 0, -1, list[Array]()
     for address, data in regions:
@@ -153,7 +153,7 @@ class Pattern:
         """The address after the last byte."""
         return self.address + self.size
 
-    def moved(self, by: int) -> Pattern:
+    def shift(self, by: int) -> Pattern:
         """The pattern shifted by `by` bytes."""
         if not by:
             return self
@@ -191,7 +191,7 @@ class MemoryPort:
     reads: list[Pattern] = field(default_factory=list[Pattern])
     writes: list[Pattern] = field(default_factory=list[Pattern])
 
-    def named(self, block: str) -> MemoryPort:
+    def for_block(self, block: str) -> MemoryPort:
         """The same port under the name of another block of the operation."""
         return MemoryPort(self.memory, block, self.reads, self.writes)
 
@@ -237,7 +237,7 @@ class MemoryPort:
 
     def _expect_written(self, place: Pattern, *, write: bool) -> None:
         """Records writes to the second memory; raises ArtefactError (E503) for a read of unwritten bytes."""
-        flags = self.memory.written(place.address, place.size)
+        flags = self.memory.written_bytes(place.address, place.size)
         if flags is None:
             return
         shape, strides = (place.surfaces, place.lines), (place.surface_stride, place.line_stride)
@@ -304,5 +304,5 @@ def with_lanes(values: Array, lanes: int, channels: int) -> Array:
 def widen(values: Array, infinity: float, *, flush: bool) -> Array:
     """Integers as int64, fp16 as float32 with infinities and NaN handled as the block does."""
     if np.issubdtype(values.dtype, np.floating):
-        return fp16.received(values, infinity, flush=flush)
+        return fp16.load(values, infinity, flush=flush)
     return values.astype(np.int64)

@@ -47,7 +47,7 @@ class Operations:
         titles = (title.partition(".") for title in registers.map.by_title)
         self._blocks = [block for block, _, name in titles if name == "D_OP_ENABLE"]
 
-    def next(self) -> ExecutedOperation | None:
+    def run_next(self) -> ExecutedOperation | None:
         """Runs an operation whose blocks are all enabled, if any.
 
         Raises ArtefactError (E503) if its registers are invalid.
@@ -58,13 +58,13 @@ class Operations:
                 return done
         return None
 
-    def waiting(self) -> list[str]:
+    def waiting_blocks(self) -> list[str]:
         """Blocks with an enabled group."""
-        return [each for each in self._blocks if any(self._registers.enabled(each, group) for group in (0, 1))]
+        return [each for each in self._blocks if any(self._registers.is_enabled(each, group) for group in (0, 1))]
 
-    def missing(self) -> str:
+    def describe_wait(self) -> str:
         """A sentence that says what the enabled blocks wait for."""
-        waiting = self.waiting()
+        waiting = self.waiting_blocks()
         if not waiting:
             return "no block is enabled"
         absent = [each for block in waiting for each in self._partners(block) if each not in waiting]
@@ -75,29 +75,29 @@ class Operations:
         """The other blocks that an enabled one needs to run."""
         if block in CONVOLUTION:
             return (*CONVOLUTION, "SDP")
-        group = self._enabled("SDP")
+        group = self._enabled_group("SDP")
         if block == "SDP" and group is not None:
             return self._blocks_of_sdp(group)
         return (PARTNER[block],) if block in PARTNER else ()
 
     def _is_enabled(self, block: str) -> bool:
         """Whether a block's next operation is enabled."""
-        return self._registers.enabled(block, self._registers.consumer(block))
+        return self._registers.is_enabled(block, self._registers.consumer(block))
 
-    def _enabled(self, block: str) -> RegisterGroup | None:
+    def _enabled_group(self, block: str) -> RegisterGroup | None:
         """The registers of a block's next operation, if it is enabled."""
         group = self._registers.consumer(block)
         return self._registers.group(block, group) if self._is_enabled(block) else None
 
     def _blocks_of_sdp(self, group: RegisterGroup) -> tuple[str, ...]:
         """The blocks that run with an operation of SDP."""
-        flying = _flies(group)
-        rdma = self._enabled("SDP_RDMA")
+        flying = _reads_convolution(group)
+        rdma = self._enabled_group("SDP_RDMA")
         fetches = not flying or sdp.needs_memory(group) or (rdma is not None and _fetches_nothing(rdma))
         return (
             *(("SDP_RDMA",) if fetches else ()),
             *(CONVOLUTION if flying else ()),
-            *(("PDP",) if group.named("OUTPUT_DST") == "PDP" else ()),
+            *(("PDP",) if group.value_name("OUTPUT_DST") == "PDP" else ()),
         )
 
     def _expect_within_limits(self, *blocks: str) -> None:
@@ -107,8 +107,8 @@ class Operations:
 
     def _sdp(self) -> ExecutedOperation | None:
         """SDP, from memory or behind the convolution, optionally followed by PDP."""
-        group = self._enabled("SDP")
-        if group is None or (_flies(group) and not all(map(self._is_enabled, CONVOLUTION))):
+        group = self._enabled_group("SDP")
+        if group is None or (_reads_convolution(group) and not all(map(self._is_enabled, CONVOLUTION))):
             return None
         blocks = self._blocks_of_sdp(group)
         if not all(map(self._is_enabled, blocks)):
@@ -116,7 +116,7 @@ class Operations:
         self._expect_within_limits("SDP", *blocks)
         port = MemoryPort(self._memory, "SDP")
         flying, to_pdp = CONVOLUTION[0] in blocks, "PDP" in blocks
-        rdma = self._enabled("SDP_RDMA") if "SDP_RDMA" in blocks else None
+        rdma = self._enabled_group("SDP_RDMA") if "SDP_RDMA" in blocks else None
         task = sdp.SdpRun(group, rdma, self._machine, port, self._registers.tables["SDP"])
         if not to_pdp:
             sdp.destination(task, 0)
@@ -135,7 +135,7 @@ class Operations:
         """The sums of the convolution pipeline (batch, H, W, K)."""
         groups = {each: self._registers.group(each, self._registers.consumer(each)) for each in CONVOLUTION}
         _expect_agreement(groups)
-        buffered = cdma.fetch(groups["CDMA"], self._machine, port.named("CDMA"), self._buffered)
+        buffered = cdma.fetch(groups["CDMA"], self._machine, port.for_block("CDMA"), self._buffered)
         self._report("CDMA", buffered.reports)
         sums, saturated = cacc.accumulate(
             groups["CACC"], csc.lay_out(groups["CSC"], self._machine, buffered), exact=self._exact
@@ -147,39 +147,39 @@ class Operations:
 
     def _pool_flying(self, values: Array, port: MemoryPort) -> None:
         group = self._registers.group("PDP", self._registers.consumer("PDP"))
-        if group.named("FLYING_MODE") != "ON_FLYING" or len(values) != 1:
+        if group.value_name("FLYING_MODE") != "ON_FLYING" or len(values) != 1:
             raise trap("PDP", "FLYING_MODE = OFF_FLYING behind SDP", limit="ON_FLYING, one batch")
         reports: dict[str, int] = {}
-        pdp.write(group, self._machine, port.named("PDP"), pdp.run(group, values[0], reports))
+        pdp.write(group, self._machine, port.for_block("PDP"), pdp.run(group, values[0], reports))
         self._report("PDP", reports)
 
     def _pdp(self) -> ExecutedOperation | None:
-        group, rdma = self._enabled("PDP"), self._enabled("PDP_RDMA")
-        if group is None or rdma is None or group.named("FLYING_MODE") == "ON_FLYING":
+        group, rdma = self._enabled_group("PDP"), self._enabled_group("PDP_RDMA")
+        if group is None or rdma is None or group.value_name("FLYING_MODE") == "ON_FLYING":
             return None
         self._expect_within_limits("PDP", "PDP_RDMA")
         port = MemoryPort(self._memory, "PDP")
         reports: dict[str, int] = {}
-        source = pdp.fetch(rdma, self._machine, port.named("PDP_RDMA"))
+        source = pdp.fetch(rdma, self._machine, port.for_block("PDP_RDMA"))
         pdp.write(group, self._machine, port, pdp.run(group, source, reports))
         self._report("PDP", reports)
         return self._done("PDP", ("PDP", "PDP_RDMA"), port, ("PDP",))
 
     def _cdp(self) -> ExecutedOperation | None:
-        group, rdma = self._enabled("CDP"), self._enabled("CDP_RDMA")
+        group, rdma = self._enabled_group("CDP"), self._enabled_group("CDP_RDMA")
         if group is None or rdma is None:
             return None
         self._expect_within_limits("CDP", "CDP_RDMA")
         port = MemoryPort(self._memory, "CDP")
         reports: dict[str, int] = {}
-        source = cdp.fetch(rdma, self._machine, port.named("CDP_RDMA"))
+        source = cdp.fetch(rdma, self._machine, port.for_block("CDP_RDMA"))
         result = cdp.run(group, self._machine, source, self._registers.tables["CDP"], reports)
         cdp.write(group, self._machine, port, result)
         self._report("CDP", reports)
         return self._done("CDP", ("CDP", "CDP_RDMA"), port, ("CDP",))
 
     def _rubik(self) -> ExecutedOperation | None:
-        group = self._enabled("RBK")
+        group = self._enabled_group("RBK")
         if group is None:
             return None
         port = MemoryPort(self._memory, "RBK")
@@ -207,14 +207,14 @@ class Operations:
         return ExecutedOperation(engine, groups, port, interrupts, fetched)
 
 
-def _flies(sdp: RegisterGroup) -> bool:
+def _reads_convolution(sdp: RegisterGroup) -> bool:
     """Whether an operation of SDP takes its input from the convolution."""
-    return sdp.named("FLYING_MODE") == "ON"
+    return sdp.value_name("FLYING_MODE") == "ON"
 
 
 def _fetches_nothing(rdma: RegisterGroup) -> bool:
     """Whether SDP_RDMA is enabled for an operation but fetches nothing."""
-    return all(rdma[f"{each}RDMA_DISABLE"] for each in "BNE") and rdma.named("FLYING_MODE") == "ON"
+    return all(rdma[f"{each}RDMA_DISABLE"] for each in "BNE") and rdma.value_name("FLYING_MODE") == "ON"
 
 
 def _expect_agreement(groups: Mapping[str, RegisterGroup]) -> None:

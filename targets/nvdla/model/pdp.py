@@ -20,7 +20,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES, fp17_of_bits
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import fp16
-from npuc.targets.nvdla.model.arithmetic import WIDTHS, Widths, divided, signed, wrapped
+from npuc.targets.nvdla.model.arithmetic import WIDTHS, Widths, average_sums, sign_extend, wrap
 from npuc.targets.nvdla.model.memory import MemoryPort, place_cube, read_cube, write_cube
 from npuc.targets.nvdla.model.register_file import RegisterGroup, trap
 
@@ -54,7 +54,7 @@ class WindowAxis:
 
 def fetch(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
     """The input cube (surface, H, W, lane) from memory, by the registers of PDP_RDMA."""
-    kind = group.named("INPUT_DATA").lower()
+    kind = group.value_name("INPUT_DATA").lower()
     height, width, channels = (group[f"CUBE_IN_{each}"] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
     surfaces = -(-channels // machine.atom_elements(kind))
     place = place_cube(group, "SRC", (height, width, surfaces), machine)
@@ -63,7 +63,7 @@ def fetch(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
 
 def run(group: RegisterGroup, source: Array, reports: dict[str, int]) -> Array:
     """The output cube (surface, H, W, lane). Raises ArtefactError (E503) if the input is not as expected."""
-    kind = group.named("INPUT_DATA").lower()
+    kind = group.value_name("INPUT_DATA").lower()
     columns, rows = _axis(group, "WIDTH", "LEFT"), _axis(group, "HEIGHT", "TOP")
     if source.dtype != np.dtype(DTYPES[kind]) or source.shape[1:3] != (rows.size, columns.size):
         found = f"{source.dtype} {source.shape[2]} x {source.shape[1]}"
@@ -75,7 +75,7 @@ def run(group: RegisterGroup, source: Array, reports: dict[str, int]) -> Array:
     floating = kind == "fp16"
     if floating:
         reports["D_NAN_INPUT_NUM"], reports["D_INF_INPUT_NUM"] = fp16.nans(source), fp16.infinities(source)
-    method = group.named("POOLING_METHOD").removeprefix("POOLING_METHOD_")
+    method = group.value_name("POOLING_METHOD").removeprefix("POOLING_METHOD_")
     pooled = METHODS[method](group, source, (rows, columns))
     if floating:
         reports["D_NAN_OUTPUT_NUM"] = fp16.nans(pooled)
@@ -115,7 +115,7 @@ def _extreme(
     spread = _spread(axes, source, worst)
     lines = reduce(choose, (spread[:, :, columns.taps(each)] for each in range(columns.kernel)))
     chosen = reduce(choose, (lines[:, rows.taps(each)] for each in range(rows.kernel)))
-    return fp16.stored(chosen) if floating else chosen
+    return fp16.store(chosen) if floating else chosen
 
 
 def _maximum(group: RegisterGroup, source: Array, axes: tuple[WindowAxis, WindowAxis]) -> Array:
@@ -131,14 +131,14 @@ def _minimum(group: RegisterGroup, source: Array, axes: tuple[WindowAxis, Window
 def _average(group: RegisterGroup, source: Array, axes: tuple[WindowAxis, WindowAxis]) -> Array:
     factors = group["RECIP_KERNEL_WIDTH"], group["RECIP_KERNEL_HEIGHT"]
     if np.issubdtype(source.dtype, np.floating):
-        values = fp16.received(source, AVERAGE_INFINITY, flush=bool(group["NAN_TO_ZERO"]))
+        values = fp16.load(source, AVERAGE_INFINITY, flush=bool(group["NAN_TO_ZERO"]))
         total = _window_sums(group, values, axes, _in_fp17(axes[1].kernel))
         for each in factors:
             total = fp16.multiply(total, _fp17(each), fp16.fp17)
-        return fp16.stored(total)
+        return fp16.store(total)
     widths = WIDTHS[source.dtype.itemsize]
     total = _window_sums(group, source.astype(np.int64), axes, _in_integers(widths, axes[1].kernel))
-    return divided(total, factors, widths).astype(source.dtype)
+    return average_sums(total, factors, widths).astype(source.dtype)
 
 
 Add = Callable[[Array, Array], Array]
@@ -157,10 +157,10 @@ class _Sums:
 def _in_integers(widths: Widths, kernel_width: int) -> _Sums:
     """Integer sums, which wrap."""
     return _Sums(
-        lambda first, second: wrapped(first + second, widths.row),
-        lambda first, second: wrapped(first + second, widths.window),
-        lambda bits: wrapped(np.array(bits, np.int64), widths.pad),
-        lambda bits: np.array(signed(bits, PAD_BITS) * kernel_width, np.int64),
+        lambda first, second: wrap(first + second, widths.row),
+        lambda first, second: wrap(first + second, widths.window),
+        lambda bits: wrap(np.array(bits, np.int64), widths.pad),
+        lambda bits: np.array(sign_extend(bits, PAD_BITS) * kernel_width, np.int64),
     )
 
 
@@ -181,16 +181,16 @@ def _fp17(bits: int) -> Array:
 def _window_sums(group: RegisterGroup, values: Array, axes: tuple[WindowAxis, WindowAxis], sums: _Sums) -> Array:
     """Sums of windows: each row from left to right, then its padding; rows from the top, then padded rows."""
     rows, columns = axes
-    of_rows = _summed(values, columns, 2, sums.row)
+    of_rows = _sum_windows(values, columns, 2, sums.row)
     of_rows = _with_pads(
-        of_rows, _padded(columns)[:, None], lambda count: sums.pad(_pad_value(group, count)), sums.row
+        of_rows, _count_padding(columns)[:, None], lambda count: sums.pad(_pad_value(group, count)), sums.row
     )
-    total = _summed(of_rows, rows, 1, sums.window)
-    counts = _padded(rows)[:, None, None]
+    total = _sum_windows(of_rows, rows, 1, sums.window)
+    counts = _count_padding(rows)[:, None, None]
     return _with_pads(total, counts, lambda count: sums.padded_rows(_pad_value(group, count)), sums.window)
 
 
-def _summed(values: Array, axis: WindowAxis, dimension: int, add: Add) -> Array:
+def _sum_windows(values: Array, axis: WindowAxis, dimension: int, add: Add) -> Array:
     """Sums along a dimension over the elements of the map in each window, in order; 0 for a window without any."""
     total, begun = None, np.zeros(axis.out, bool)
     for tap in range(axis.kernel):
@@ -221,7 +221,7 @@ def _pad_value(group: RegisterGroup, count: int) -> int:
     return group[f"PAD_VALUE_{count}X"]
 
 
-def _padded(axis: WindowAxis) -> Array:
+def _count_padding(axis: WindowAxis) -> Array:
     """The number of padded elements of each window."""
     starts = np.arange(axis.out) * axis.stride - axis.pad
     inside = np.minimum(starts + axis.kernel, axis.size) - np.maximum(starts, 0)
@@ -238,7 +238,9 @@ METHODS: dict[str, Callable[[RegisterGroup, Array, tuple[WindowAxis, WindowAxis]
 def write(group: RegisterGroup, machine: Machine, port: MemoryPort, values: Array) -> None:
     """Stores the output cube."""
     surfaces, height, width, _ = values.shape
-    wanted = -(-(group["CUBE_OUT_CHANNEL"] + 1) * BYTES[group.named("INPUT_DATA").lower()] // machine.atom_bytes)
+    wanted = -(
+        -(group["CUBE_OUT_CHANNEL"] + 1) * BYTES[group.value_name("INPUT_DATA").lower()] // machine.atom_bytes
+    )
     if wanted != surfaces:
         raise trap(BLOCK, f"CUBE_OUT_CHANNEL = {group['CUBE_OUT_CHANNEL']}", limit=f"{surfaces} surfaces come in")
     write_cube(port, place_cube(group, "DST", (height, width, surfaces), machine), machine, values)

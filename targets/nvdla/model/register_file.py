@@ -18,7 +18,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.machine.limits import Registers, breach
 from npuc.targets.nvdla.machine.parameters import SECOND, Machine
 from npuc.targets.nvdla.machine.registers import Field, Register, RegisterMap
-from npuc.targets.nvdla.model.arithmetic import signed
+from npuc.targets.nvdla.model.arithmetic import sign_extend
 
 LE_ENTRIES, LO_ENTRIES = 65, 257
 GROUPS = 2
@@ -68,12 +68,12 @@ class RegisterGroup:
         register, place = self._fields[field]
         return (self.values[register.name] >> place.low) & ((1 << place.width) - 1)
 
-    def signed(self, field: str, width: int | None = None) -> int:
+    def signed_value(self, field: str, width: int | None = None) -> int:
         """The value of a field, or of its lowest bits, in two's complement."""
         bits = width or self._fields[field][1].width
-        return signed(self[field] & ((1 << bits) - 1), bits)
+        return sign_extend(self[field] & ((1 << bits) - 1), bits)
 
-    def named(self, field: str) -> str:
+    def value_name(self, field: str) -> str:
         """The name of a field's value. Raises ArtefactError (E503) for a value without a name."""
         place = self._fields[field][1]
         for name, number in place.names:
@@ -130,7 +130,7 @@ class LookUpTables:
             return
         if self._at >= len(self._table):
             raise trap(block, f"entry {self._at} of a table of {len(self._table)} is written")
-        self._table[self._at] = signed(value & 0xFFFF, 16)
+        self._table[self._at] = sign_extend(value & 0xFFFF, 16)
         self._at += 1
 
     def read(self) -> int:
@@ -160,7 +160,7 @@ class RegisterFile:
         """The group that runs next."""
         return self.get(block, "S_POINTER") >> 16 & 1
 
-    def enabled(self, block: str, group: int) -> bool:
+    def is_enabled(self, block: str, group: int) -> bool:
         """Whether a group waits to run."""
         return bool(self._values[block][group]["D_OP_ENABLE"] & 1)
 

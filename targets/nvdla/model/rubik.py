@@ -24,11 +24,11 @@ def run(group: RegisterGroup, machine: Machine, port: MemoryPort) -> None:
     """Runs one operation. Raises ArtefactError (E503) if the configuration has no RUBIK."""
     if not machine.rubik:
         raise trap(BLOCK, f"{machine.name} has no RUBIK")
-    {"CONTRACT": _contract, "SPLIT": _split, "MERGE": _merge}[group.named("RUBIK_MODE")](group, machine, port)
+    {"CONTRACT": _contract, "SPLIT": _split, "MERGE": _merge}[group.value_name("RUBIK_MODE")](group, machine, port)
 
 
 def _precision(group: RegisterGroup) -> str:
-    return group.named("IN_PRECISION").lower()
+    return group.value_name("IN_PRECISION").lower()
 
 
 def _size(group: RegisterGroup) -> tuple[int, int, int]:

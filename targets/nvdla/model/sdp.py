@@ -25,7 +25,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import fp16, lut
-from npuc.targets.nvdla.model.arithmetic import saturate, shift_left, shift_right, signed
+from npuc.targets.nvdla.model.arithmetic import saturate, shift_left, shift_right, sign_extend
 from npuc.targets.nvdla.model.memory import (
     MemoryPort,
     Pattern,
@@ -60,10 +60,10 @@ class SdpRun:
     @property
     def precision(self) -> str:
         """The processing precision."""
-        return self.group.named("PROC_PRECISION").lower()
+        return self.group.value_name("PROC_PRECISION").lower()
 
     @property
-    def floating(self) -> bool:
+    def is_float(self) -> bool:
         """Whether values are float32."""
         return self.precision == "fp16"
 
@@ -79,7 +79,7 @@ def needs_memory(group: RegisterGroup) -> bool:
 
 def _from_memory(group: RegisterGroup, unit: str, part: str) -> bool:
     used = not group[f"{unit}_BYPASS"] and not group[f"{unit}_{part}_BYPASS"]
-    return used and group.named(f"{unit}_{part}_SRC") == "MEM"
+    return used and group.value_name(f"{unit}_{part}_SRC") == "MEM"
 
 
 def run(task: SdpRun, flying: Array | None) -> Array:
@@ -117,7 +117,7 @@ def _through(task: SdpRun, values: Array, memory: Mapping[str, _FetchedOperands]
             values = _x(task, unit, values, band[unit])
     if UNITS[2] in band:
         values = _y(task, values, band[UNITS[2]])
-    return _converted(task, values)
+    return _convert_output(task, values)
 
 
 def _expect_sizes(task: SdpRun, flying: Array | None) -> None:
@@ -135,20 +135,20 @@ def _expect_sizes(task: SdpRun, flying: Array | None) -> None:
     if task.rdma is not None and _fetched_size(task.rdma) != own:
         raise trap(BLOCK, f"a cube (H, W, C) of {own}", limit=f"{_fetched_size(task.rdma)}, as SDP_RDMA")
     if task.rdma is not None and task.rdma["PROC_PRECISION"] != task.group["PROC_PRECISION"]:
-        raise trap(BLOCK, "PROC_PRECISION differs", limit=f"{task.rdma.named('PROC_PRECISION')}, as SDP_RDMA")
+        raise trap(BLOCK, "PROC_PRECISION differs", limit=f"{task.rdma.value_name('PROC_PRECISION')}, as SDP_RDMA")
 
 
 def _from_cacc(task: SdpRun, flying: Array) -> Array:
-    if task.floating != np.issubdtype(flying.dtype, np.floating):
-        raise trap(BLOCK, f"PROC_PRECISION {task.group.named('PROC_PRECISION')}", limit="that of CACC")
+    if task.is_float != np.issubdtype(flying.dtype, np.floating):
+        raise trap(BLOCK, f"PROC_PRECISION {task.group.value_name('PROC_PRECISION')}", limit="that of CACC")
     return as_lanes(flying, task.machine.atom_elements(task.precision))
 
 
 def _source(task: SdpRun) -> Array:
     """The cube from memory, as int64 or float32."""
     assert task.rdma is not None
-    raw = _fetched(task.rdma, task.machine, task.port)
-    if task.floating:
+    raw = _fetch_input(task.rdma, task.machine, task.port)
+    if task.is_float:
         task.reports["D_STATUS_NAN_INPUT_NUM"] = fp16.nans(raw)
         task.reports["D_STATUS_INF_INPUT_NUM"] = fp16.infinities(raw)
     values = widen(raw, INFINITY, flush=bool(task.group["NAN_TO_ZERO"]))
@@ -160,19 +160,19 @@ def _x(task: SdpRun, unit: str, values: Array, memory: _FetchedOperands) -> Arra
     group = task.group
     if not group[f"{unit}_ALU_BYPASS"]:
         operand = _operand(task, unit, "ALU", memory)
-        if not task.floating:
+        if not task.is_float:
             operand = _scaled_up(operand, group[f"{unit}_ALU_SHIFT_VALUE"])
-        values = _alu(task, group.named(f"{unit}_ALU_ALGO"), values, operand)
+        values = _alu(task, group.value_name(f"{unit}_ALU_ALGO"), values, operand)
     plain = values
     if not group[f"{unit}_MUL_BYPASS"]:
         values = _product(task, values, _operand(task, unit, "MUL", memory))
-    if not task.floating:
+    if not task.is_float:
         values = saturate(shift_right(values, group[f"{unit}_MUL_SHIFT_VALUE"] & 0x3F), 32)
     if group[f"{unit}_MUL_PRELU"] and not group[f"{unit}_MUL_BYPASS"]:
-        values = np.where(np.signbit(plain), values, plain if task.floating else saturate(plain, 32))
+        values = np.where(np.signbit(plain), values, plain if task.is_float else saturate(plain, 32))
     if group[f"{unit}_RELU_BYPASS"]:
         return values
-    return fp16.rectified(values) if task.floating else np.maximum(values, 0)
+    return fp16.relu(values) if task.is_float else np.maximum(values, 0)
 
 
 def _operand(task: SdpRun, unit: str, part: str, memory: _FetchedOperands) -> Array:
@@ -181,9 +181,9 @@ def _operand(task: SdpRun, unit: str, part: str, memory: _FetchedOperands) -> Ar
     if _from_memory(group, unit, part):
         return widen(memory[part], INFINITY, flush=bool(group["NAN_TO_ZERO"]))
     value = group[f"{unit}_{part}_OPERAND"] & 0xFFFF
-    if task.floating:
+    if task.is_float:
         return widen(np.array(value, np.uint16).view(np.float16), INFINITY, flush=bool(group["NAN_TO_ZERO"]))
-    return np.array(signed(value, 16), np.int64)
+    return np.array(sign_extend(value, 16), np.int64)
 
 
 def _scaled_up(operand: Array, shift: int) -> Array:
@@ -198,14 +198,14 @@ def _alu(task: SdpRun, algorithm: str, values: Array, operand: Array) -> Array:
         task.reports["D_STATUS"] = task.reports.get("D_STATUS", 0) | int(unequal.any())
         return unequal
     if algorithm == "MAX":
-        return fp16.larger(values, operand) if task.floating else np.maximum(values, operand)
+        return fp16.maximum(values, operand) if task.is_float else np.maximum(values, operand)
     if algorithm == "MIN":
-        return fp16.smaller(values, operand) if task.floating else np.minimum(values, operand)
-    return fp16.add(values, operand) if task.floating else values + operand
+        return fp16.minimum(values, operand) if task.is_float else np.minimum(values, operand)
+    return fp16.add(values, operand) if task.is_float else values + operand
 
 
 def _product(task: SdpRun, values: Array, operand: Array) -> Array:
-    return fp16.multiply(values, operand) if task.floating else values * operand
+    return fp16.multiply(values, operand) if task.is_float else values * operand
 
 
 def _y(task: SdpRun, values: Array, memory: _FetchedOperands) -> Array:
@@ -213,13 +213,13 @@ def _y(task: SdpRun, values: Array, memory: _FetchedOperands) -> Array:
     group = task.group
     if not group["EW_MUL_BYPASS"]:
         plain, values = values, _product(task, values, _y_operand(task, "MUL", memory))
-        if not task.floating:
+        if not task.is_float:
             values = saturate(shift_right(values, group["EW_TRUNCATE"]), 32)
         if group["EW_MUL_PRELU"]:
             values = np.where(np.signbit(plain), values, plain)
     if not group["EW_ALU_BYPASS"]:
-        values = _alu(task, group.named("EW_ALU_ALGO"), values, _y_operand(task, "ALU", memory))
-        values = values if task.floating else saturate(values, 32)
+        values = _alu(task, group.value_name("EW_ALU_ALGO"), values, _y_operand(task, "ALU", memory))
+        values = values if task.is_float else saturate(values, 32)
     if group["EW_LUT_BYPASS"]:
         return values
     if not task.machine.sdp_lut:
@@ -234,35 +234,35 @@ def _y_operand(task: SdpRun, part: str, memory: _FetchedOperands) -> Array:
     """An operand of EW: 32 unconverted bits from a register, or values from memory through the converter."""
     group = task.group
     if not _from_memory(group, "EW", part):
-        if task.floating:
+        if task.is_float:
             return np.array(group[f"EW_{part}_OPERAND"], np.uint32).view(np.float32)
-        return np.array(group.signed(f"EW_{part}_OPERAND"), np.int64)
+        return np.array(group.signed_value(f"EW_{part}_OPERAND"), np.int64)
     values = _operand(task, "EW", part, memory)
-    if task.floating or group[f"EW_{part}_CVT_BYPASS"]:
+    if task.is_float or group[f"EW_{part}_CVT_BYPASS"]:
         return values
-    scaled = (values - group.signed(f"EW_{part}_CVT_OFFSET")) * group.signed(f"EW_{part}_CVT_SCALE")
+    scaled = (values - group.signed_value(f"EW_{part}_CVT_OFFSET")) * group.signed_value(f"EW_{part}_CVT_SCALE")
     return saturate(shift_right(scaled, group[f"EW_{part}_CVT_TRUNCATE"]), 32)
 
 
-def _converted(task: SdpRun, values: Array) -> Array:
+def _convert_output(task: SdpRun, values: Array) -> Array:
     """Values through the output converter."""
     group = task.group
-    kind = group.named("OUT_PRECISION").lower()
-    if task.floating:
-        result = fp16.stored(values)
+    kind = group.value_name("OUT_PRECISION").lower()
+    if task.is_float:
+        result = fp16.store(values)
         task.count("D_STATUS_NAN_OUTPUT_NUM", fp16.nans(result))
-        return _out_lanes(task, result if kind == "fp16" else fp16.whole(result), kind)
-    offset, scale = group.signed("CVT_OFFSET"), group.signed("CVT_SCALE")
-    scaled = _scaled(values - offset if offset else values, scale, group["CVT_SHIFT"])
+        return _out_lanes(task, result if kind == "fp16" else fp16.round_to_int16(result), kind)
+    offset, scale = group.signed_value("CVT_OFFSET"), group.signed_value("CVT_SCALE")
+    scaled = _scale(values - offset if offset else values, scale, group["CVT_SHIFT"])
     narrow = saturate(scaled, 17)
     if kind == "fp16":
-        return _out_lanes(task, fp16.stored(narrow.astype(np.float32)), kind)
+        return _out_lanes(task, fp16.store(narrow.astype(np.float32)), kind)
     result = saturate(narrow, 8 * BYTES[kind])
     task.count("D_PERF_OUT_SATURATION", int(np.count_nonzero(result != scaled)))
     return _out_lanes(task, result.astype(DTYPES[kind]), kind)
 
 
-def _scaled(values: Array, scale: int, shift: int) -> Array:
+def _scale(values: Array, scale: int, shift: int) -> Array:
     return shift_right(values * scale if scale != 1 else values, shift)
 
 
@@ -285,9 +285,9 @@ def destination(task: SdpRun, batch: int) -> Pattern:
     """The place of an image's output. Raises ArtefactError (E503) if it is outside memory."""
     group, machine = task.group, task.machine
     height, width, channels = _fetched_size(group)
-    surfaces = surfaces_of(channels, group.named("OUT_PRECISION").lower(), task.precision, machine)
+    surfaces = surfaces_of(channels, group.value_name("OUT_PRECISION").lower(), task.precision, machine)
     place = place_cube(group, "DST", (height, width, surfaces), machine)
-    place = place.moved(batch * group.bytes("DST_BATCH_STRIDE") if batch else 0)
+    place = place.shift(batch * group.bytes("DST_BATCH_STRIDE") if batch else 0)
     if not group["BATCH_NUMBER"]:  # strides otherwise apply even to one pixel
         place = pack_single(place, machine.atom_bytes)
     task.port.view(place.address, place.size)
@@ -352,10 +352,10 @@ def pack_single(place: Pattern, atom: int) -> Pattern:
     return Pattern(place.address, atom, 1, 0, place.surfaces, atom) if single else place
 
 
-def _fetched(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
+def _fetch_input(group: RegisterGroup, machine: Machine, port: MemoryPort) -> Array:
     """The input of SDP (batch, surface, H, W, lane) in its own type."""
     height, width, channels = _fetched_size(group)
-    kind = group.named("IN_PRECISION").lower()
+    kind = group.value_name("IN_PRECISION").lower()
     surfaces = -(-channels // machine.atom_elements(kind))
     place = pack_single(place_cube(group, "SRC", (height, width, surfaces), machine), machine.atom_bytes)
     if group["BATCH_NUMBER"]:
@@ -370,9 +370,9 @@ def _fetch_operands(
     letter = {"BS": "B", "BN": "N", "EW": "E"}[unit]
     if group is None or group[f"{letter}RDMA_DISABLE"]:
         return _FetchedOperands({})
-    names = COMPONENTS[group.named(f"{letter}RDMA_DATA_USE")]
-    kind = group.named("PROC_PRECISION").lower()
-    one = group.named(f"{letter}RDMA_DATA_SIZE") == "ONE_BYTE"
+    names = COMPONENTS[group.value_name(f"{letter}RDMA_DATA_USE")]
+    kind = group.value_name("PROC_PRECISION").lower()
+    one = group.value_name(f"{letter}RDMA_DATA_SIZE") == "ONE_BYTE"
     dtype = np.dtype(np.int8) if one else np.dtype(np.float16 if kind == "fp16" else np.int16)
     lanes = machine.atom_elements(kind)
     fetched = [
@@ -395,7 +395,7 @@ def _operand_bytes(
     start = group.address(f"{unit}_BASE_ADDR_LOW", f"{unit}_BASE_ADDR_HIGH", f"{letter}RDMA_RAM_TYPE")
     if batch:
         start += batch * group.bytes(f"{unit}_BATCH_STRIDE")
-    if group.named(f"{letter}RDMA_DATA_MODE") == "PER_KERNEL" or (height, width) == (1, 1):
+    if group.value_name(f"{letter}RDMA_DATA_MODE") == "PER_KERNEL" or (height, width) == (1, 1):
         row = port.cube(Pattern(start, surfaces * atom), atom, unit=unit_bytes)
         return np.ascontiguousarray(row).reshape(surfaces, 1, 1, atom)
     line, surface = group.bytes(f"{unit}_LINE_STRIDE"), group.bytes(f"{unit}_SURFACE_STRIDE")

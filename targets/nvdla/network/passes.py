@@ -89,10 +89,10 @@ class AveragesIntoConvs:
 
     def __call__(self, graph: Graph) -> Graph:
         """The graph with such averages split into blocks."""
-        return rewrite(graph, partial(_divided, self))
+        return rewrite(graph, partial(_divide_average, self))
 
 
-def _divided(limits: AveragesIntoConvs, rewriter: Rewriter, node: Node) -> bool:
+def _divide_average(limits: AveragesIntoConvs, rewriter: Rewriter, node: Node) -> bool:
     average = rewriter.private(node.inputs[0]) if node.op == "Conv" and GROUP(node) == 1 else None
     weights = rewriter.constants.get(node.inputs[1]) if average else None
     if average is None or weights is None or weights.shape[2:] != (1, 1) or any(PADS(node)):
@@ -226,13 +226,13 @@ def _is_between(rewriter: Rewriter, node: Node) -> bool:
     if not image or not only_float(rewriter, node.inputs[0]):
         return False
 
-    def before(each: Node) -> Sequence[Node]:
+    def producers_of(each: Node) -> Sequence[Node]:
         return [found for name in each.inputs if (found := rewriter.producer(name)) is not None]
 
-    def behind(each: Node) -> Sequence[Node]:
+    def readers_of(each: Node) -> Sequence[Node]:
         return [reader for name in each.outputs for reader in rewriter.readers(name)]
 
-    return _computes(node, before) or _computes(node, behind)
+    return _computes(node, producers_of) or _computes(node, readers_of)
 
 
 def _computes(node: Node, neighbours: Callable[[Node], Sequence[Node]]) -> bool:

@@ -34,8 +34,8 @@ from npuc.targets.nvdla.formats.weights import KERNEL, WEIGHTS
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.program import lowering
-from npuc.targets.nvdla.program.frames import centred, is_centre, whole
-from npuc.targets.nvdla.quantisation import in_fp16, quantise, wide_tensors, widened
+from npuc.targets.nvdla.program.frames import centre_frames, is_centre, offset_frames
+from npuc.targets.nvdla.quantisation import in_fp16, quantise, wide_tensors, widen_nodes
 from npuc.targets.nvdla.quantisation.rounding import Moments, moments
 from npuc.targets.nvdla.quantisation.sums import Multiplied
 
@@ -52,7 +52,7 @@ def expect_in_range(nodes: Sequence[Node], stored: Graph, seen: Mapping[str, Mom
     stored: the graph that NVDLA computes; tensors not in it are never fp16. synthetic: there was no calibration
     data.
     """
-    lost = {name for name in _stored(stored, seen) if not FP16_SMALLEST <= seen[name].largest <= FP16_MOST}
+    lost = {name for name in _stored_maps(stored, seen) if not FP16_SMALLEST <= seen[name].largest <= FP16_MOST}
     found: list[Problem] = []
     for node in nodes if lost else ():
         name = next((name for name in (*node.outputs, *node.inputs) if name in lost), None)
@@ -72,7 +72,7 @@ def short_of_bits(
     graph: the float graph; the rest as for `expect_in_range`.
     """
     found: list[Problem] = []
-    for name in _stored(stored, seen):
+    for name in _stored_maps(stored, seen):
         if seen[name].largest < FP16_LEAST:
             node = graph.producers.get(name)
             reason = f"its values reach {_reach(seen[name], synthetic)}: NVDLA loses bits of them"
@@ -82,7 +82,7 @@ def short_of_bits(
     return tuple(found)
 
 
-def _stored(stored: Graph, seen: Mapping[str, Moments]) -> list[str]:
+def _stored_maps(stored: Graph, seen: Mapping[str, Moments]) -> list[str]:
     return [name for name, each in seen.items() if name in stored.tensors and each.largest]
 
 
@@ -105,21 +105,23 @@ def on_device(
     host as a float operator.
     """
 
-    def accepted(node: Node) -> bool:
+    def is_accepted(node: Node) -> bool:
         own = "int16" if node.name in wide else precision
         known = support.row_of(node.op, machine, own) is not None
         return known and not is_centre(node) and support.refusal(graph, node, machine, own) is None
 
-    return tuple(node for node in integer_nodes(graph, accepted) if node.op != "Interleave" or accepted(node))
+    return tuple(
+        node for node in integer_nodes(graph, is_accepted) if node.op != "Interleave" or is_accepted(node)
+    )
 
 
-def asked(graph: Graph, options: Options) -> frozenset[str]:
+def int16_nodes(graph: Graph, options: Options) -> frozenset[str]:
     """The names of the nodes of an int8 program that `layer` wants in int16."""
     nodes = graph.nodes if options.layer else ()
     return frozenset(node.name for node in nodes if options.precision_of(node) == "int16")
 
 
-def _table(options: Options, machine: Machine, precision: str) -> dict[str, Steps]:
+def _table_steps(options: Options, machine: Machine, precision: str) -> dict[str, Steps]:
     """The scales of a table for tensors in a precision; int16 has no zero points."""
     zeros = range(-128, 128) if precision == "int8" else (0,)
     return expect_machine(options.scales_in, machine.scales, zeros, precision, options.precision)
@@ -138,7 +140,7 @@ def network(
 ) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """The integer network, and the trials that improved it; CDMA takes the means from frames if it can."""
     if options.precision == "int8" and machine.scales != POWER_OF_TWO:
-        frames, steps = centred(graph, partial(_counts, graph, samples))
+        frames, steps = centre_frames(graph, partial(_counts, graph, samples))
         if frames is not graph and _reads_raw(frames, steps, machine, options):
             return _network(frames, samples, machine, options, steps)
     return _network(graph, samples, machine, options, {})
@@ -175,7 +177,7 @@ def _network(
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = on_device(graph, machine, precision)
     tensors = tensors_of(nodes)
-    given = given_steps(graph, tensors, equal_scales(graph, nodes), _table(options, machine, precision))
+    given = given_steps(graph, tensors, equal_scales(graph, nodes), _table_steps(options, machine, precision))
     given.update(frames)
     free = [name for name in tensors if name not in given]
     if precision == "int8":  # limited to the inputs that 8 bits can tell apart
@@ -186,10 +188,10 @@ def _network(
     winograd = frozenset[str]()
     if options.flag(WEIGHTS) == "winograd" or "winograd" in options.allow:
         plain = partial(quantise, graph, nodes, found, "minmax", given, precision)
-        winograd = _transformed(graph, nodes, plain, machine, options)
+        winograd = _winograd_convolutions(graph, nodes, plain, machine, options)
     make = partial(quantise, winograd=winograd, power_of_two=power_of_two)
     if (not given or only_of_inputs(graph)) and precision == "int8":
-        return _improved(_Improvement(graph, samples, machine, options, make, found, given, frames))
+        return _improve(_Improvement(graph, samples, machine, options, make, found, given, frames))
     made = make(graph, nodes, found, options.method or level.method, given, precision)
     return TrialNetwork(graph, nodes, found, {}, made, LAYERS), ()
 
@@ -201,16 +203,16 @@ def floats(
 
     Raises DoesNotFit (E301) for values out of range.
     """
-    graph = whole(graph)
+    graph = offset_frames(graph)
     nodes = on_device(graph, machine, "fp16")
     seen = moments(graph, samples.feeds(), tensors_of(nodes))
-    winograd = _transformed(graph, nodes, partial(in_fp16, graph, nodes), machine, options)
+    winograd = _winograd_convolutions(graph, nodes, partial(in_fp16, graph, nodes), machine, options)
     made = in_fp16(graph, nodes, seen, winograd)
     expect_in_range(nodes, made.graph, seen, synthetic=samples.synthetic)
     return made, short_of_bits(graph, made.graph, seen, synthetic=samples.synthetic)
 
 
-def _transformed(
+def _winograd_convolutions(
     graph: Graph, nodes: Sequence[Node], plain: Callable[[], Quantised], machine: Machine, options: Options
 ) -> frozenset[str]:
     """Names of the convolutions whose weights Winograd should transform before they are rounded.
@@ -221,7 +223,7 @@ def _transformed(
     if not any(wide):
         return frozenset()
     count = Counter(node.name for node in graph.nodes)
-    found = lowering.transformable(plain(), machine, options.flag(WEIGHTS))
+    found = lowering.winograd_candidates(plain(), machine, options.flag(WEIGHTS))
     names = (graph.producers[result].name for result in found)
     return frozenset(name for name in names if count[name] == 1)
 
@@ -265,7 +267,7 @@ class _Improvement:
         return source(self.options.histograms, synthetic=self.samples.synthetic)
 
     @cached_property
-    def widening(self) -> frozenset[str]:
+    def widenable(self) -> frozenset[str]:
         """The names of the convolutions that could be in int16; functions at the ends keep more on the host."""
         if not self.machine.int16:
             return frozenset()
@@ -275,7 +277,7 @@ class _Improvement:
         return frozenset(node.name for node in fits if count[node.name] == 1)
 
     @cached_property
-    def whole(self) -> Mapping[str, Histogram]:
+    def full_histograms(self) -> Mapping[str, Histogram]:
         """The histograms of all values, for what is not limited to what 8 bits can tell apart."""
         return self.find(self.graph, self.samples.feeds(), tensors_of(on_device(self.graph, self.machine)))
 
@@ -286,7 +288,7 @@ class _Improvement:
         graph, nodes = mixed.graph, self.nodes(mixed)(mixed.graph)
         wide, found = wide_tensors(graph, mixed.wide), dict[str, Steps]()
         for precision, inside in (("int8", {*tensors_of(nodes)} - wide), ("int16", wide)):
-            table = _table(self.options, self.machine, precision)
+            table = _table_steps(self.options, self.machine, precision)
             equal = [pair for pair in equal_scales(graph, nodes) if inside.issuperset(pair)]
             if table or precision == "int8":
                 found |= given_steps(graph, sorted(inside), equal, table)
@@ -294,12 +296,12 @@ class _Improvement:
 
     def mixture(self, moved: Host) -> _Mixture:
         """These nodes in int16, or on the host if they have no such form, beside those that the user wants."""
-        wide = (moved & self.widening) | asked(self.graph, self.options)
+        wide = (moved & self.widenable) | int16_nodes(self.graph, self.options)
         nodes = nodes_without(on_device(self.graph, self.machine, wide=wide), moved - wide)
-        graph, wide, copied = widened(self.graph, nodes, wide)
+        graph, wide, copied = widen_nodes(self.graph, nodes, wide)
         return _Mixture(graph, wide, moved - wide, copied)
 
-    def known(self, mixed: _Mixture) -> dict[str, Histogram]:
+    def mixture_histograms(self, mixed: _Mixture) -> dict[str, Histogram]:
         """The histograms of a mixture's tensors."""
         fine = mixed.host | mixed.wide  # they tell large inputs of functions apart
         before = histograms_before_host(self.find, self.graph, self.samples, self.found, fine)
@@ -308,7 +310,7 @@ class _Improvement:
         given = self.steps(mixed)
         origins = {name: mixed.copied.get(name, name) for name in names if name not in given}
         return {
-            name: (self.whole if name in wide or origin not in before else before)[origin]
+            name: (self.full_histograms if name in wide or origin not in before else before)[origin]
             for name, origin in origins.items()
         }
 
@@ -333,16 +335,18 @@ class _Improvement:
             self.nodes(mixed), make, LAYERS, narrow, equalises=not one, histograms=self.find, given=given
         )
 
-    def drawn(self, moved: Host) -> Quantised:
+    def quantise(self, moved: Host) -> Quantised:
         """The integer network, not improved."""
         mixed = self.mixture(moved)
         recipe, method = self.recipe(mixed), self.options.method or self.level.method
-        return recipe.quantise(mixed.graph, recipe.select(mixed.graph), self.known(mixed), method, recipe.given)
+        return recipe.quantise(
+            mixed.graph, recipe.select(mixed.graph), self.mixture_histograms(mixed), method, recipe.given
+        )
 
-    def best(self, moved: Host) -> tuple[TrialNetwork, tuple[Trial, ...]]:
+    def improve(self, moved: Host) -> tuple[TrialNetwork, tuple[Trial, ...]]:
         """The integer network, improved."""
         mixed = self.mixture(moved)
-        known = self.known(mixed)
+        known = self.mixture_histograms(mixed)
         return best_network(mixed.graph, self.recipe(mixed), self.samples, self.level, self.options.method, known)
 
 
@@ -350,11 +354,11 @@ WIDE_MACS = 0.25
 """Share of the multiply-accumulates that --precision mixed may compute in int16, at a quarter of int8's rate."""
 
 
-def _improved(search: _Improvement) -> tuple[TrialNetwork, tuple[Trial, ...]]:
+def _improve(search: _Improvement) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     """The best int8 network; with `mixed`, a few layers may be in int16, or run on the host, if that pays off."""
     if not search.options.mixed:
-        return search.best(frozenset())
+        return search.improve(frozenset())
     graph, samples = search.graph, search.samples
-    if not search.widening:
-        return mix_precision(graph, search.drawn, search.best, samples, LAYERS)
-    return mix_precision(graph, search.drawn, search.best, samples, LAYERS, search.widening, WIDE_MACS)
+    if not search.widenable:
+        return mix_precision(graph, search.quantise, search.improve, samples, LAYERS)
+    return mix_precision(graph, search.quantise, search.improve, samples, LAYERS, search.widenable, WIDE_MACS)

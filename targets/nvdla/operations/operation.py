@@ -11,7 +11,7 @@ from dataclasses import field, replace
 
 from npuc.frozen import frozen
 from npuc.targets.nvdla.arithmetic.integer import IDENTITY, SdpStage
-from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.alignment import align
 from npuc.targets.nvdla.formats.pixels import FORMATS, Conversion
 from npuc.targets.nvdla.formats.weights import DIRECT, WeightForm, extended_extent
 from npuc.targets.nvdla.machine.parameters import BYTES
@@ -52,7 +52,7 @@ class Surface:
 
     def plane_lines(self, atom_bytes: int) -> list[int]:
         """Bytes read for a line of each plane of an image: whole atoms."""
-        return [aligned(self.width * plane.pixel_bytes, atom_bytes) for plane in FORMATS[self.pixels].planes]
+        return [align(self.width * plane.pixel_bytes, atom_bytes) for plane in FORMATS[self.pixels].planes]
 
 
 @frozen

@@ -81,17 +81,17 @@ class Work:
         dram, second = timing.moving_cycles(operation, read, machine)
         given = (
             operation,
-            _counted(timing.programming_cycles(operation, machine)),
+            _round_clocks(timing.programming_cycles(operation, machine)),
             timing.latency(read, machine),
-            (_counted(dram), _counted(second)),
+            (_round_clocks(dram), _round_clocks(second)),
         )
         behind = (
             None if isinstance(operation, Pooling | Normalisation | Contraction | Transfer) else operation.pooling
         )
         pooling = timing.pooling_cycles(behind, machine) if behind else 0.0
         if not isinstance(operation, Convolution):
-            streaming = _counted(timing.stream_cycles(operation, machine))
-            return cls(*given, streaming, _counted(pooling))
+            streaming = _round_clocks(timing.stream_cycles(operation, machine))
+            return cls(*given, streaming, _round_clocks(pooling))
         kernels, source, banks = operation.kernels, operation.source, operation.banks
         together = machine.kernel_group(source.precision)
         held = banks.weights * machine.bank_bytes
@@ -100,18 +100,18 @@ class Work:
         return cls(
             *given,
             0,
-            _counted(pooling),
-            _counted(timing.fetch_cycles(source, kernels, machine)),
-            _counted(timing.waiting_cycles(operation, computing, machine)),
-            _counted(filling),
-            _counted(computing / ceil(kernels.count / together)),
-            _counted(timing.loading_cycles(source, kernels, machine)),
-            _counted(timing.beginning_cycles(source, kernels, first, machine)),
+            _round_clocks(pooling),
+            _round_clocks(timing.fetch_cycles(source, kernels, machine)),
+            _round_clocks(timing.waiting_cycles(operation, computing, machine)),
+            _round_clocks(filling),
+            _round_clocks(computing / ceil(kernels.count / together)),
+            _round_clocks(timing.loading_cycles(source, kernels, machine)),
+            _round_clocks(timing.beginning_cycles(source, kernels, first, machine)),
             banks.entries_per_slice * source.height,
         )
 
 
-def _counted(clocks: float) -> float:
+def _round_clocks(clocks: float) -> float:
     """The time rounded to the grain."""
     return round(clocks * GRAIN) / GRAIN
 
@@ -132,7 +132,7 @@ class EngineProgress:
         return cls(np.zeros((WEIGHTS + 1, 1)))
 
     @classmethod
-    def joined(cls, parts: Sequence[EngineProgress]) -> EngineProgress:
+    def join(cls, parts: Sequence[EngineProgress]) -> EngineProgress:
         """The partial programs of all parts."""
         return cls(np.concatenate([each.state for each in parts], axis=1))
 
@@ -140,7 +140,7 @@ class EngineProgress:
         """Some of the partial programs, by number."""
         return EngineProgress(self.state[:, which])
 
-    def rebased(self) -> tuple[float, EngineProgress]:
+    def rebase(self) -> tuple[float, EngineProgress]:
         """A base time, and the progress relative to it; engines that were free earlier count as just free."""
         state = self.state.copy()
         past = [*range(ENDS.start, ENDS.stop), WRITTEN, POOLED, MOVED, SECOND, COPIED]
@@ -155,18 +155,18 @@ class EngineProgress:
         return self.state[ENDS].max(axis=0)
 
     @property
-    def free(self) -> Array:
+    def free_times(self) -> Array:
         """The times at which the MAC array and CDMA are free, summed."""
         return self.state[COMPUTED] + self.state[FETCHED]
 
-    def after(self, work: Work, running: Array, machine: Machine) -> EngineProgress:
+    def advance(self, work: Work, running: Array, machine: Machine) -> EngineProgress:
         """The progress with one more operation.
 
         running: how many earlier operations may still run when it is programmed, fetches and writes; a column for
         each partial program or one for all.
         """
         before = self.state
-        seen_program, seen_fetch, seen_write = self._passed(running)
+        seen_program, seen_fetch, seen_write = self._seen_ends(running)
         enabled = np.maximum(seen_program + work.programming, seen_fetch)
         allowed = np.maximum(enabled, seen_write)
         start = timing.START + work.latency
@@ -174,11 +174,11 @@ class EngineProgress:
         new[ENDS.start : ENDS.stop - 1], new[FETCHED:] = before[ENDS.start + 1 : ENDS.stop], before[FETCHED:]
         match work.operation:
             case Convolution() as operation:
-                end = self._convolved(new, work, operation, enabled, allowed, machine)
+                end = self._run_convolution(new, work, operation, enabled, allowed, machine)
             case Elementwise():
                 begin = np.maximum(allowed, before[WRITTEN]) + start
                 new[WRITTEN] = begin + work.streaming
-                end = np.maximum(new[WRITTEN], self._pooled(work, begin))
+                end = np.maximum(new[WRITTEN], self._run_pooling(work, begin))
                 if work.pooling:
                     new[POOLED] = end
             case Pooling():
@@ -197,12 +197,12 @@ class EngineProgress:
         new[ENDS.stop - 1] = end
         return EngineProgress(new)
 
-    def _passed(self, running: Array) -> Array:
+    def _seen_ends(self, running: Array) -> Array:
         """When the driver has seen all but `running` operations end; a column for each partial program."""
         seen = np.maximum.accumulate(self.state[: ENDS.stop], axis=0)  # the latest end up to each operation
         return seen[np.maximum(REMEMBERED - running, 0), np.arange(seen.shape[1])]
 
-    def _convolved(
+    def _run_convolution(
         self, new: Array, work: Work, operation: Convolution, enabled: Array, allowed: Array, machine: Machine
     ) -> Array:
         """Updates the engines for a convolution in `new`. Returns its end."""
@@ -220,7 +220,7 @@ class EngineProgress:
         start = np.maximum(np.maximum(start, before[COMPUTED] + timing.HANDOVER), before[WRITTEN])
         loaded = begin + work.loading
         computed = np.maximum(start + work.computing, loaded + (delay + work.group))
-        end = np.maximum(computed + work.filling, self._pooled(work, start))
+        end = np.maximum(computed + work.filling, self._run_pooling(work, start))
         new[FETCHED] = np.maximum(here, loaded)
         new[COMPUTED] = new[WRITTEN] = computed
         if operation.pooling:
@@ -228,7 +228,7 @@ class EngineProgress:
         new[ENTRIES], new[DATA], new[WEIGHTS] = work.entries, banks.data, banks.weights
         return end
 
-    def _pooled(self, work: Work, start: Array) -> Array:
+    def _run_pooling(self, work: Work, start: Array) -> Array:
         """When PDP behind SDP has finished; the start if there is no PDP."""
         return np.maximum(start, self.state[POOLED]) + work.pooling if work.pooling else start
 
@@ -237,7 +237,7 @@ def ends(operations: Sequence[tuple[Operation, Admission]], machine: Machine) ->
     """When each operation of a program and all earlier ones have ended, in clocks from its start."""
     progress, found = EngineProgress.start(), list[float]()
     for count, (operation, admission) in enumerate(operations):
-        progress = progress.after(Work.of(operation, machine), _running(admission, count), machine)
+        progress = progress.advance(Work.of(operation, machine), _count_running(admission, count), machine)
         found.append(float(progress.state[ENDS.stop - 1, 0]))
     return list(accumulate(found, max))
 
@@ -254,15 +254,15 @@ def layer_ends(layers: Iterable[Sequence[Operation]], machine: Machine) -> list[
     return [found[count] for count in counts]
 
 
-def alone(operations: Iterable[Operation], machine: Machine) -> float:
+def sequence_clocks(operations: Iterable[Operation], machine: Machine) -> float:
     """Clocks of a sequence of operations run alone."""
     scoreboard, progress = Scoreboard(machine.atom_bytes), EngineProgress.start()
     for count, operation in enumerate(operations):
         admission, scoreboard = scoreboard.admit(operation)
-        progress = progress.after(Work.of(operation, machine), _running(admission, count), machine)
+        progress = progress.advance(Work.of(operation, machine), _count_running(admission, count), machine)
     return float(progress.end[0])
 
 
-def _running(admission: Admission, count: int) -> Array:
-    """How many of the `count` earlier operations may still run, as Progress.after takes it."""
+def _count_running(admission: Admission, count: int) -> Array:
+    """How many of the `count` earlier operations may still run, as EngineProgress.advance takes it."""
     return np.array([[count - each] for each in admission.counts])

@@ -62,9 +62,9 @@ class Touched:
         """All patterns that are read."""
         return (self.source, *self.operands, *((self.weights,) if self.weights else ()))
 
-    def moved(self, source: int, result: int) -> Touched:
+    def shift(self, source: int, result: int) -> Touched:
         """A copy with the addresses of input and result shifted by these bytes."""
-        return replace(self, source=self.source.moved(source), result=self.result.moved(result))
+        return replace(self, source=self.source.shift(source), result=self.result.shift(result))
 
 
 @frozen
@@ -130,10 +130,10 @@ class Scoreboard:
         tables = isinstance(operation, Normalisation) or (
             isinstance(operation, Convolution | Elementwise) and bool(operation.sdp.table)
         )
-        issued = Issued(groups, place or touched(operation, self.atom_bytes), tables)
-        program = self._last(lambda each: each.holds_groups(issued), 0)
-        fetch = self._last(lambda each: each.holds_input(issued), program)
-        write = self._last(lambda each: each.holds_result(issued), fetch)
+        issued = Issued(groups, place or touched_memory(operation, self.atom_bytes), tables)
+        program = self._count_ends(lambda each: each.holds_groups(issued), 0)
+        fetch = self._count_ends(lambda each: each.holds_input(issued), program)
+        write = self._count_ends(lambda each: each.holds_result(issued), fetch)
         if not isinstance(operation, Convolution):
             fetch = write
         gone = self.count - len(self.issued)
@@ -142,16 +142,16 @@ class Scoreboard:
         waiting = (*self.issued[write:], issued)
         return admission, replace(self, issued=waiting, groups={**self.groups, **changed}, count=self.count + 1)
 
-    def drained(self) -> Scoreboard:
+    def drain(self) -> Scoreboard:
         """The scoreboard when all operations have ended."""
         return replace(self, issued=())
 
-    def _last(self, holds: Callable[[Issued], bool], least: int) -> int:
+    def _count_ends(self, holds: Callable[[Issued], bool], least: int) -> int:
         """How many of the issued operations must end, at least `least`: waits are in order."""
         return next((at for at in range(len(self.issued), least, -1) if holds(self.issued[at - 1])), least)
 
 
-def touched(operation: Operation, atom_bytes: int) -> Touched:
+def touched_memory(operation: Operation, atom_bytes: int) -> Touched:
     """The memory that an operation touches, without constants."""
     source, result = _place(operation.source, atom_bytes), _place(result_surface(operation), atom_bytes)
     through_sdp = isinstance(operation, Convolution | Elementwise)

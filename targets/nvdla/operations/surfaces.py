@@ -20,7 +20,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import AXES, AXIS, STARTS, STEPS
 from npuc.targets.nvdla.arithmetic.integer import RESULT
-from npuc.targets.nvdla.formats.alignment import aligned, alignment
+from npuc.targets.nvdla.formats.alignment import align, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS, Conversion
 from npuc.targets.nvdla.formats.precision import precision_of
 from npuc.targets.nvdla.formats.weights import TILE
@@ -72,7 +72,7 @@ class SurfaceBuffer:
         if not self.pixels:
             return self.width * self.atom_bytes
         line = self.width * max(plane.pixel_bytes for plane in FORMATS[self.pixels].planes)
-        return aligned(line, alignment("pixel", "line", self.atom_bytes))
+        return align(line, alignment("pixel", "line", self.atom_bytes))
 
     @property
     def surface_stride(self) -> int:
@@ -176,17 +176,17 @@ def parts(graph: Graph, node: Node) -> list[tuple[str, tuple[int, int, int]]]:
     return found
 
 
-def contiguous(channels: int) -> Lanes:
+def contiguous_lanes(channels: int) -> Lanes:
     """Lanes without gaps."""
     return tuple(range(channels))
 
 
-def spaced(channels: int, together: int, atom: int) -> Lanes:
+def spaced_lanes(channels: int, together: int, atom: int) -> Lanes:
     """Lanes of which only the first `together` of each atom are used."""
     return tuple(channel // together * atom + channel % together for channel in range(channels))
 
 
-def joined(given: Sequence[Lanes], atom: int) -> Lanes:
+def join_lanes(given: Sequence[Lanes], atom: int) -> Lanes:
     """The lanes of concatenated tensors, each starting with a new surface."""
     found: list[int] = []
     base = 0
@@ -196,7 +196,7 @@ def joined(given: Sequence[Lanes], atom: int) -> Lanes:
     return tuple(found)
 
 
-def taken(lanes: Lanes, first: int, count: int, atom: int) -> Lanes:
+def slice_lanes(lanes: Lanes, first: int, count: int, atom: int) -> Lanes:
     """Lanes of a range of channels, counted from the surface of the first one."""
     base = lanes[first] // atom * atom
     return tuple(lane - base for lane in lanes[first : first + count])
@@ -240,27 +240,27 @@ def place(
     widths = _line_widths(graph, nodes)
     pairs = {name for node in nodes if converts(graph, node) for name in (node.inputs[0], node.output)}
 
-    def own(name: str, tile: int = 1) -> BufferView:
+    def view_whole_buffer(name: str, tile: int = 1) -> BufferView:
         """A view of a whole buffer for the tensor, in whole tiles."""
         _, height, width = map_shape(graph.shape(name))
         precision = tensor_precision(graph, name)
         surfaces = lanes[name][-1] // machine.atom_elements(precision) + 1
         surfaces += surfaces % 2 if name in pairs and precision != "int8" else 0
-        extents = max(aligned(width, tile), widths.get(name, 0)), aligned(height, tile)
+        extents = max(align(width, tile), widths.get(name, 0)), align(height, tile)
         return BufferView(
             SurfaceBuffer(name, *extents, surfaces, machine.atom_bytes, precision), 0, width, height, lanes[name]
         )
 
-    views = _side_by_side(graph, nodes, own)
+    views = _side_by_side(graph, nodes, view_whole_buffer)
     moves = [node for node in nodes if is_view(graph, node)]
     for node in reversed(moves):  # outer Concats first, so that inner ones become parts of them
         if joins(graph, node):
-            whole = views.get(node.output) or own(node.output)
+            whole = views.get(node.output) or view_whole_buffer(node.output)
             views[node.output] = whole
             step = len(node.inputs) if node.op == "Interleave" else 1
             views |= {name: _window(graph, name, whole, at, lanes, step) for name, at in parts(graph, node)}
     for name in (*loaded, *(name for node in nodes if not is_view(graph, node) for name in node.outputs)):
-        views.setdefault(name, own(name, TILE if name in tiled else 1))
+        views.setdefault(name, view_whole_buffer(name, TILE if name in tiled else 1))
     for node in moves:
         if not joins(graph, node):
             whole = views[node.inputs[0]]
@@ -340,7 +340,7 @@ def lanes_of(
 
 def loaded_lanes(graph: Graph, loaded: Sequence[str]) -> dict[str, Lanes]:
     """The lanes of the tensors that the host loads."""
-    return {name: contiguous(map_shape(graph.shape(name))[0]) for name in loaded}
+    return {name: contiguous_lanes(map_shape(graph.shape(name))[0]) for name in loaded}
 
 
 def lanes_of_results(
@@ -351,10 +351,12 @@ def lanes_of_results(
     if not is_view(graph, node):
         return dict.fromkeys(node.outputs, computed(node, known))
     if node.op == "Concat" and AXIS(node) == 1:
-        return {node.output: joined([known[name] for name in node.inputs], atom)}
+        return {node.output: join_lanes([known[name] for name in node.inputs], atom)}
     moved = [(node.output, (0, 0, 0))] if joins(graph, node) else parts(graph, node)
     lanes = known[node.inputs[0]]
-    return {name: taken(lanes, first, map_shape(graph.shape(name))[0], atom) for name, (first, _, _) in moved}
+    return {
+        name: slice_lanes(lanes, first, map_shape(graph.shape(name))[0], atom) for name, (first, _, _) in moved
+    }
 
 
 def with_copies(graph: Graph, nodes: Sequence[Node], loaded: Sequence[str]) -> list[tuple[Node, str]]:

@@ -14,7 +14,7 @@ from math import prod
 
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
-from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.alignment import align
 from npuc.targets.nvdla.formats.weights import CUBE, DIRECT, TILE, WeightForm, extended_extent
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.operations.operation import Convolution, Operation
@@ -79,7 +79,7 @@ class Geometry:
         start = first * self.stride_y - self.top
         if self.form.kind != "winograd":
             rows = max(min(rows, -(-(self.height + self.top) // self.stride_y) - first), 1)
-        end = start + self.reached(rows)
+        end = start + self.lines_under(rows)
         begin, stop = max(start, 0), min(end, self.height)
         return (begin, stop - begin) if stop > begin else (min(begin, self.height - 1), 1)
 
@@ -89,16 +89,16 @@ class Geometry:
 
     def most_lines(self, rows: int) -> int:
         """The most lines of input that a tile of `rows` rows needs."""
-        return min(self.reached(rows), self.height)
+        return min(self.lines_under(rows), self.height)
 
-    def reached(self, rows: int) -> int:
+    def lines_under(self, rows: int) -> int:
         """Lines under the windows of `rows` rows, padding included."""
         if self.form.kind == "winograd":
             return extended_extent(rows) * self.stride_y
         return (rows - 1) * self.stride_y + self.reach
 
     @property
-    def right(self) -> int:
+    def pad_right(self) -> int:
         """Columns of padding to the right of the map."""
         reached = (self.out_width - 1) * self.stride_x + self.reach_x + self.form.zeros
         if self.form.kind == "winograd":
@@ -125,7 +125,7 @@ def entries_per_slice(machine: Machine, geometry: Geometry) -> int:
     size, width = BYTES[geometry.precision], geometry.width
     match geometry.form.kind:
         case "image":
-            columns = geometry.left + width + geometry.right
+            columns = geometry.left + width + geometry.pad_right
             return -(-columns * geometry.channels * size // machine.cbuf_entry_bytes)
         case "winograd":
             return extended_extent(geometry.out_width) // TILE * (geometry.kernel_shape[0] * size // CUBE)
@@ -149,7 +149,7 @@ def data_banks(machine: Machine, geometry: Geometry, rows: int) -> int:
 
 def weight_banks(machine: Machine, geometry: Geometry, kernels: int) -> int:
     """Banks for a group of kernels and its mask; for compressed ones the hardware demands an entry more."""
-    size = aligned(min(kernels, geometry.kernels) * geometry.kernel_bytes, machine.cbuf_entry_bytes)
+    size = align(min(kernels, geometry.kernels) * geometry.kernel_bytes, machine.cbuf_entry_bytes)
     size += mask_banks(geometry) * machine.cbuf_entry_bytes
     return -(-size // machine.bank_bytes) + mask_banks(geometry)
 

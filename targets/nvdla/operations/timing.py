@@ -150,12 +150,12 @@ def _stripes(kernels: Kernels, out: Surface, machine: Machine) -> list[tuple[flo
     lengths = line_stripes(out, together) if image else stripe_lengths(out.width * out.height, together)
     loaded = together * machine.atomic_c * BYTES[out.precision] / machine.cbuf_entry_bytes
     return [
-        (products * max(length, loaded), per_pixel * length + _drain(length / (2 * together)), count)
+        (products * max(length, loaded), per_pixel * length + _drain_clocks(length / (2 * together)), count)
         for length, count in lengths
     ]
 
 
-def _drain(length: float) -> float:
+def _drain_clocks(length: float) -> float:
     """Clocks until the first results of a stripe are out; length: 1 for the longest stripes."""
     return SHORT_DRAIN + (DRAIN - SHORT_DRAIN) * max(4 * length - 3, 0)
 
@@ -209,13 +209,13 @@ def least_per_pixel(machine: Machine, precision: str) -> float:
 def fetch_cycles(source: Surface, kernels: Kernels, machine: Machine) -> float:
     """Clocks to fetch a whole input into the CBUF, alternating with weights if they share its memory."""
     size, speed = cube_bytes(source, machine), bytes_per_clock(source.address, machine)
-    return (size + (min(size, kernels.moved_bytes) if alike(source, kernels, machine) else 0)) / speed
+    return (size + (min(size, kernels.moved_bytes) if in_same_memory(source, kernels, machine) else 0)) / speed
 
 
 def loading_cycles(source: Surface, kernels: Kernels, machine: Machine) -> float:
     """Clocks to fetch a whole input and all weights into the CBUF."""
     size, speed = cube_bytes(source, machine), bytes_per_clock(source.address, machine)
-    if alike(source, kernels, machine):
+    if in_same_memory(source, kernels, machine):
         return (size + kernels.moved_bytes) / speed
     return max(size / speed, kernels.moved_bytes / bytes_per_clock(kernels.address, machine))
 
@@ -245,11 +245,11 @@ def waiting_cycles(operation: Convolution, whole: float, machine: Machine) -> fl
 
 def beginning_cycles(source: Surface, kernels: Kernels, first: int, machine: Machine) -> float:
     """Clocks to fetch the first bytes of the weights, alternating with the input if that is in the same memory."""
-    turns = min(first, cube_bytes(source, machine)) if alike(source, kernels, machine) else 0
+    turns = min(first, cube_bytes(source, machine)) if in_same_memory(source, kernels, machine) else 0
     return (first + turns) / bytes_per_clock(kernels.address, machine)
 
 
-def alike(source: Surface, kernels: Kernels, machine: Machine) -> bool:
+def in_same_memory(source: Surface, kernels: Kernels, machine: Machine) -> bool:
     """Whether input and weights are in the same memory."""
     return machine.in_sram(source.address) == machine.in_sram(kernels.address)
 

@@ -25,7 +25,7 @@ from npuc.storage.records import damage_error, read, recorded_machine
 from npuc.system.budget import expect_room, expect_simulable, read_file
 from npuc.targets.nvdla.emission.describing import Described
 from npuc.targets.nvdla.firmware import descriptors as of
-from npuc.targets.nvdla.firmware.structures import assembled, numbers_of, pack
+from npuc.targets.nvdla.firmware.structures import assemble, numbers_of, pack
 from npuc.targets.nvdla.formats.feature import Cube
 from npuc.targets.nvdla.formats.pixels import FORMATS, PixelFormat
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
@@ -90,7 +90,7 @@ class TensorMove:
         return self.cube(machine).bytes
 
     @property
-    def _possible(self) -> bool:
+    def _has_map_shape(self) -> bool:
         """Whether the shape can be that of a map."""
         known = 2 <= len(self.shape) <= 4 and min(self.shape) > 0 and prod(self.shape) <= LARGEST
         return known and prod(self.shape) == prod(self.map_shape)
@@ -98,7 +98,7 @@ class TensorMove:
     def image(self) -> PixelFormat:
         """The pixel format of an image, plane behind plane. Raises ArtefactError (E502) for an invalid entry."""
         form, place = FORMATS.get(self.place.pixels), self.place
-        if form is None or not self._possible:
+        if form is None or not self._has_map_shape:
             raise damage_error(f"{self}")
         channels, height, width = self.map_shape
         line = width * max(plane.pixel_bytes for plane in form.planes)
@@ -109,7 +109,7 @@ class TensorMove:
 
     def cube(self, machine: Machine) -> Cube:
         """The feature cube of all lanes. Raises ArtefactError (E502) for an invalid entry."""
-        if not self._possible:
+        if not self._has_map_shape:
             raise damage_error(f"{self}")
         channels, height, width = self.map_shape
         runs = self.place.lanes
@@ -189,8 +189,8 @@ def _read_engine(engine: Engine, tables: Sequence[Mapping[str, Any]]) -> Describ
         raise damage_error(f"engine {engine.engine} with table {engine.lut} of {len(tables)}")
     kinds = of.OPERATIONS[engine.engine]
     try:
-        op, surfaces = assembled(kinds[0], engine.op), assembled(kinds[1], engine.surfaces)
-        lut = None if engine.lut is None else assembled(of.Lut, tables[engine.lut])
+        op, surfaces = assemble(kinds[0], engine.op), assemble(kinds[1], engine.surfaces)
+        lut = None if engine.lut is None else assemble(of.Lut, tables[engine.lut])
         for each in (op, surfaces, lut or of.Lut()):
             pack(each)
     except EncodingError as error:

@@ -39,7 +39,7 @@ MOST_CHANNELS = 4
 """Of an image."""
 
 
-def centred(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Graph, dict[str, Steps]]:
+def centre_frames(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Graph, dict[str, Steps]]:
     """The graph whose normalised frames are centred only, and their steps; the same object if there are none.
 
     counts: how often each value of a pixel occurs in the samples, (channels, 256), given a tensor that holds a
@@ -52,7 +52,7 @@ def centred(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Graph, d
         if found is None or fresh.new(mean) != mean:  # the model has a tensor of that name
             continue
         factors, exact, zero = found
-        counted, padded = counts(node.inputs[0], zero), _padded(graph, node.output)
+        counted, padded = counts(node.inputs[0], zero), _padding_share(graph, node.output)
         known[node.output] = steps = _steps(counted, exact, factors, padded)
         means = _means(exact, steps)
         constants[mean] = (means - zero).astype(np.float32).reshape(-1, 1, 1)
@@ -97,9 +97,9 @@ def _in_order(graph: Graph) -> Graph:
     """
     made, constants, fresh = dict[str, Node](), dict[str, Array](), graph.names()
     for node in graph.nodes:
-        places = _selected(graph, node) if node.op in ("Conv", "Slice") else None
+        places = _selected_channels(graph, node) if node.op in ("Conv", "Slice") else None
         readers = graph.readers[node.output] if places else ()
-        if places is None or not readers or not _dequantised(graph, node.inputs[0]):
+        if places is None or not readers or not _frame_steps(graph, node.inputs[0]):
             continue
         channels, source = graph.shape(node.inputs[0])[1], node.inputs[0]
         if len(readers) == 1 and GROUP(readers[0]) == len(places) > 1:
@@ -130,7 +130,7 @@ def _in_order(graph: Graph) -> Graph:
     return rebuild(graph, [made.get(each.output, each) for each in graph.nodes], constants) if made else graph
 
 
-def _selected(graph: Graph, node: Node) -> list[int] | None:
+def _selected_channels(graph: Graph, node: Node) -> list[int] | None:
     """The channels that a node selects from its input, each once at most; None for other nodes."""
     channels = graph.shape(node.inputs[0])[1] if node.inputs and len(graph.shape(node.inputs[0])) == 4 else 0
     if node.output in graph.outputs or channels > MOST_CHANNELS:
@@ -141,7 +141,7 @@ def _selected(graph: Graph, node: Node) -> list[int] | None:
     return None if w is None or w.shape[1:] != (channels, 1, 1) else w[:, :, 0, 0].argmax(axis=1).tolist()
 
 
-def _padded(graph: Graph, name: str) -> float:
+def _padding_share(graph: Graph, name: str) -> float:
     """The largest share of padding in what a convolution reads of a tensor."""
     area = prod(graph.shape(name)[2:])
     windows = [window_of(each, graph.shape(each.inputs[1])[2:]) for each in graph.readers[name]]
@@ -176,11 +176,11 @@ def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array, int] | None:
 
 def _zero(graph: Graph, name: str) -> int | None:
     """The pixel that is 0 in a tensor of a frame's pixels as numbers; None for other tensors."""
-    found = _dequantised(graph, name)
+    found = _frame_steps(graph, name)
     return found[1] if found is not None and found[0] == 1 else None
 
 
-def _dequantised(graph: Graph, name: str) -> tuple[float, int] | None:
+def _frame_steps(graph: Graph, name: str) -> tuple[float, int] | None:
     """Scale and zero point of a tensor that holds a frame's bytes as numbers; None for other tensors."""
     made = graph.producers.get(name)
     if made is None or made.op != "DequantizeLinear" or source_input(graph, made.inputs[0]) is None:
@@ -191,7 +191,7 @@ def _dequantised(graph: Graph, name: str) -> tuple[float, int] | None:
     return scale.item(), zero.item()
 
 
-def whole(graph: Graph) -> Graph:
+def offset_frames(graph: Graph) -> Graph:
     """The graph for fp16, to which CDMA converts pixels less a whole number; the same object without frames.
 
     Convolutions take the scale of a frame. One that only normalises becomes dense: no other reads images.
@@ -199,7 +199,7 @@ def whole(graph: Graph) -> Graph:
     graph, made, constants = _in_order(graph), dict[str, Node](), dict[str, Array]()
     fresh = graph.names()
     for node in graph.nodes:
-        found = _dequantised(graph, node.output) if node.op == "DequantizeLinear" else None
+        found = _frame_steps(graph, node.output) if node.op == "DequantizeLinear" else None
         if found is None:
             continue
         readers = graph.readers[node.output]
@@ -263,7 +263,7 @@ def raw_frames(graph: Graph, images: Iterable[str]) -> dict[str, RawFrame]:
 
 
 def _raw(graph: Graph, name: str) -> RawFrame | None:
-    nodes = list(_before(graph, name))
+    nodes = list(_conversions_before(graph, name))
     raw = nodes[-1].inputs[0] if nodes else name
     if graph.tensors[raw].dtype != "uint8" or graph.tensors[name].dtype not in LIMITS:
         return None
@@ -272,7 +272,7 @@ def _raw(graph: Graph, name: str) -> RawFrame | None:
     first, zero = steps[0].conversion_numbers()
     last, middle = steps[-1].conversion_numbers() if nodes[0].op == "QuantizeLinear" else (1.0, 0)
     offsets = np.rint(zero + means / first - middle * last / first).astype(int).tolist()
-    wanted, limits = _converted(graph, raw, name, steps), LIMITS[graph.tensors[name].dtype]
+    wanted, limits = _host_values(graph, raw, name, steps), LIMITS[graph.tensors[name].dtype]
     for truncate in range(15):
         factor = round((1 << truncate) * first / last)
         conversion = Conversion(tuple(offsets), factor, truncate)
@@ -291,7 +291,7 @@ def _by_cdma(conversion: Conversion, limits: tuple[int, int]) -> Array:
     return np.clip(shift_right(less * conversion.scale, conversion.truncate), *limits)
 
 
-def _before(graph: Graph, name: str) -> Iterator[Node]:
+def _conversions_before(graph: Graph, name: str) -> Iterator[Node]:
     """The conversions before a tensor, from the last on; nothing else reads what is between them."""
     while (node := graph.producers.get(name)) and (node.op in BORDER or is_centre(node)):
         yield node
@@ -300,7 +300,7 @@ def _before(graph: Graph, name: str) -> Iterator[Node]:
             return
 
 
-def _converted(graph: Graph, raw: str, name: str, steps: Iterable[HostStep]) -> Array:
+def _host_values(graph: Graph, raw: str, name: str, steps: Iterable[HostStep]) -> Array:
     """What the host makes of every value of a pixel, (channels, 256)."""
     channels = graph.shape(name)[1]
     tensors = {raw: np.broadcast_to(PIXELS[:, None], (1, 1, channels, PIXELS.size, 1))}

@@ -14,18 +14,12 @@ from npuc.ir import Graph, Node
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.nvdla.emission import Emitter, kind
 from npuc.targets.nvdla.emission.describing import Described
-from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.alignment import align
 from npuc.targets.nvdla.formats.weights import DIRECT
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
 from npuc.targets.nvdla.operations.operation import Operation, Transfer
 from npuc.targets.nvdla.operations.scoreboard import Admission
-from npuc.targets.nvdla.operations.surfaces import (
-    BufferView,
-    ComputedLanes,
-    Surfaces,
-    is_view,
-    place,
-)
+from npuc.targets.nvdla.operations.surfaces import BufferView, ComputedLanes, Surfaces, is_view, place
 from npuc.targets.nvdla.program.artefact import CubePlace, Dram, Image, Produced, Segment, Step, TensorMove, encode
 from npuc.targets.nvdla.program.frames import RawFrame, is_centre, raw_frames
 from npuc.targets.nvdla.selection import (
@@ -37,7 +31,7 @@ from npuc.targets.nvdla.selection import (
     PlannedLayer,
     choose,
     computed_lanes,
-    fly,
+    fuses_pool,
     select,
 )
 from npuc.targets.nvdla.selection.context import KernelKey, Piece
@@ -111,15 +105,13 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     flying = {each.node.output for turn in turns for each in turn if each.pool}
     lifetimes = lifetimes_of(graph, phases, surfaces, loads_of(graph, computed_nodes(graph)), flying)
     steps = steps_of(phases, flying)
-    maps, planned = _placed_and_planned(
-        graph, machine, surfaces, lifetimes, [turn for turn in turns if turn], steps
-    )
-    constants = Constants(machine, BASE + aligned(maps.dram[0], 4096))
+    maps, planned = _place_and_plan(graph, machine, surfaces, lifetimes, [turn for turn in turns if turn], steps)
+    constants = Constants(machine, BASE + align(maps.dram[0], 4096))
     context = replace(_trial(graph, machine, maps), constants=constants, data_banks=planned.data_banks)
     program = _Program(context, choices.convolutions, planned, reasons, frames)
     for (on_device, part), turn in zip(phases, turns, strict=True):
         program.device(part, turn) if on_device else program.host(part)
-    end = constants.base + aligned(len(constants.image), 4096)
+    end = constants.base + align(len(constants.image), 4096)
     return Lowered(
         quantised,
         tuple(program.steps),
@@ -169,7 +161,7 @@ class _Maps:
         return replace(maps, copied=copied, pieces=copies.pieces)
 
 
-def _placed_and_planned(
+def _place_and_plan(
     graph: Graph,
     machine: Machine,
     surfaces: Surfaces,
@@ -205,7 +197,7 @@ def _placed_and_planned(
     return (other, again) if again.clocks < planned.clocks else (maps, planned)
 
 
-def transformable(quantised: Quantised, machine: Machine, weights: str) -> frozenset[str]:
+def winograd_candidates(quantised: Quantised, machine: Machine, weights: str) -> frozenset[str]:
     """Results of float convolutions whose form would be Winograd if weights were transformed before rounding."""
     graph = _with_copies(quantised, machine).graph
     found = _choices(graph, machine, weights, inexact=True).convolutions
@@ -268,7 +260,7 @@ def layers(context: Context, nodes: Sequence[Node], choices: Mapping[str, FormCh
             continue
         form = choices[node.output].form if node.output in choices else DIRECT
         layer = PlannedLayer(node, form, _pool_behind(context, node, inside))
-        found.append(layer if fly(context, layer) else replace(layer, pool=None))
+        found.append(layer if fuses_pool(context, layer) else replace(layer, pool=None))
         taken.add(found[-1].name)
     return found
 

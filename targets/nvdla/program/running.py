@@ -18,7 +18,7 @@ from npuc.running import one_by_one
 from npuc.storage.records import damage_error, read
 from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels
-from npuc.targets.nvdla.formats.precision import HOST_DTYPES, LOADED, received
+from npuc.targets.nvdla.formats.precision import HOST_DTYPES, LOADED, round_to_precision
 from npuc.targets.nvdla.machine.parameters import SECOND, SRAM_BASE
 from npuc.targets.nvdla.model import ChipModel, DeviceMemory
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove
@@ -76,7 +76,7 @@ class Runner:
         """Memory before the first step: the images, and zeros elsewhere."""
         dram = self.contents.dram
         second = self.contents.machine.sram_bytes
-        memory = DeviceMemory.blank(dram.base, dram.bytes, (SECOND + SRAM_BASE, second) if second else None)
+        memory = DeviceMemory.zeros(dram.base, dram.bytes, (SECOND + SRAM_BASE, second) if second else None)
         for image in dram.images:
             memory.write(image.address, image.data(self.files))
         return memory
@@ -109,7 +109,7 @@ class Runner:
         if found.size != prod(move.map_shape):
             reason = f"the program loads {prod(move.map_shape)} elements of {found.size}"
             raise ArtefactError("E502", reason, tensor=move.tensor, limit="all of the tensor")
-        values = received(found.reshape(move.map_shape), precision)
+        values = round_to_precision(found.reshape(move.map_shape), precision)
         if move.place.pixels:
             pixels.store(move.image(), values, self._view(move, size, memory), move.place.line_stride)
             return

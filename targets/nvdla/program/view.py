@@ -138,7 +138,7 @@ def _operation(
         writes = list(run)
         for _, command in writes:
             if isinstance(command, Write):
-                register = registers.at(command.address)
+                register = registers.register_at(command.address)
                 written[register.title] = command.value
                 if register.name == POINTER:
                     pointers[block] = command.value & 1
@@ -154,7 +154,7 @@ def _operation(
 
 
 def _block(command: Command, registers: RegisterMap) -> str:
-    return registers.at(command.address).block if isinstance(command, Write) else ""
+    return registers.register_at(command.address).block if isinstance(command, Write) else ""
 
 
 def _groups(groups: Mapping[str, int]) -> str:
@@ -187,12 +187,12 @@ def _field(registers: RegisterMap, title: str, name: str, value: int) -> int:
     return value >> place.low & (1 << place.width) - 1
 
 
-def brief(register: Register, value: int) -> str:
+def describe_write(register: Register, value: int) -> str:
     """A write with its values decoded: names and decimal numbers, addresses in hexadecimal.
 
     Of a register with several fields those with their reset value are left out.
     """
-    fields, usual = (named_fields(register.decoded(each)) for each in (value, register.reset))
+    fields, usual = (named_fields(register.decode(each)) for each in (value, register.reset))
     known = {name: each for name, each in fields.items() if not name.startswith(RESERVED)}
     told = known if len(known) == 1 else {name: each for name, each in known.items() if each != usual[name]}
     told |= {name: each for name, each in fields.items() if name.startswith(RESERVED) and each != 0}
@@ -328,7 +328,7 @@ def _jobs(program: Program, contents: Contents, layers: Sequence[_Layer], ends: 
         given = (
             command for command in commands[each.start : each.start + each.count] if isinstance(command, Write)
         )
-        written = {registers.at(command.address).title: command.value for command in given}
+        written = {registers.register_at(command.address).title: command.value for command in given}
         yield _Job(number, each.start, start, end, (edges[0], edges[1]), written, each.result)
 
 
@@ -376,7 +376,7 @@ def _banks(contents: Contents, jobs: Sequence[_Job]) -> Iterator[BufferUse]:
         value = job.registers.get("CDMA.D_BANK")
         if value is None:
             continue
-        banks = contents.registers["CDMA.D_BANK"].decoded(value)
+        banks = contents.registers["CDMA.D_BANK"].decode(value)
         data, weights = size * (banks.DATA_BANK + 1), size * (banks.WEIGHT_BANK + 1)
         yield BufferUse("cbuf", "data", 0, data, *job.slot)
         yield BufferUse("cbuf", "weights", data, weights, *job.slot)
@@ -411,7 +411,7 @@ def constants(program: Program, name: str) -> Iterator[MemoryAnnotation]:
     bases = [image.address for image in contents.dram.images if image.file == name]
     for operation in contents.operations:
         for command in given[operation.start : operation.start + operation.count]:
-            title = registers.at(command.address).title if isinstance(command, Write) else ""
+            title = registers.register_at(command.address).title if isinstance(command, Write) else ""
             if not isinstance(command, Write) or not re.search(r"ADDR_LOW", title):
                 continue
             for base in bases:
@@ -422,7 +422,7 @@ def constants(program: Program, name: str) -> Iterator[MemoryAnnotation]:
                     )
 
 
-def stored(program: Program, tensor: str) -> Stored | None:
+def storage_of(program: Program, tensor: str) -> Stored | None:
     """The place of a complete tensor; None for an image or a tensor that only the host has.
 
     Raises ArtefactError (E502) if npuc did not write the program.

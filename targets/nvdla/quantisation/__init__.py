@@ -79,7 +79,7 @@ def quantise(
     chosen = {name: Steps(scale) for name, scale in scales.items()}
     largest = {name: histogram.largest for name, histogram in free.items()}
     steps = {**chosen, **given}
-    return Integers(graph, nodes, steps, given.keys(), precision, winograd, largest, dtypes).built()
+    return Integers(graph, nodes, steps, given.keys(), precision, winograd, largest, dtypes).build()
 
 
 INT16_MOST = 32767
@@ -115,7 +115,7 @@ def in_fp16(
     seen: statistics of the convolutions' inputs; winograd: names of convolutions whose weights are transformed
     before they are rounded.
     """
-    return Floats(graph, nodes, seen, winograd).built()
+    return Floats(graph, nodes, seen, winograd).build()
 
 
 def wide_tensors(graph: Graph, wide: Collection[str]) -> set[str]:
@@ -125,7 +125,7 @@ def wide_tensors(graph: Graph, wide: Collection[str]) -> set[str]:
     return found | read.intersection(graph.inputs)
 
 
-def widened(
+def widen_nodes(
     graph: Graph, nodes: Sequence[Node], wide: Collection[str]
 ) -> tuple[Graph, frozenset[str], Mapping[str, str]]:
     """The graph with borders between int8 and int16, the names of its nodes in int16, and what borders copy.
@@ -158,4 +158,4 @@ def widened(
     return (rebuild(graph, made, {}) if copies else graph), frozenset(found), copied
 
 
-__all__ = ["MOST_POOL", "in_fp16", "quantise", "wide_tensors", "widened"]
+__all__ = ["MOST_POOL", "in_fp16", "quantise", "wide_tensors", "widen_nodes"]

@@ -65,14 +65,14 @@ class PassDraft:
         self.operands["x2_alu"] = most
         return True
 
-    def centred(self, zero: int) -> PassDraft:
+    def subtract_zero(self, zero: int) -> PassDraft:
         """The form, with the zero point of its map subtracted by the first adder."""
         if zero:
             self.x1 = replace(self.x1, alu=SUM)
-            self.operands["x1_alu"] = few(-zero)
+            self.operands["x1_alu"] = scalar(-zero)
         return self
 
-    def converted(self, zero: int) -> tuple[int, int, int]:
+    def output_converter(self, zero: int) -> tuple[int, int, int]:
         """The converter for a result with this zero point; its input always fits 32 bits."""
         _, scale, shift = self.converter
         offset = round(self.excess - (zero * 2.0**shift / scale if scale else 0.0))
@@ -92,7 +92,7 @@ def relu(node: Node) -> int:
     return int(ACTIVATION(node) in ("Relu", "Clip"))
 
 
-def few(value: int) -> Array:
+def scalar(value: int) -> Array:
     """An operand for a register."""
     return np.full(FEW, value, np.int16)
 
@@ -189,11 +189,11 @@ class PassBuilder(GraphBuilder, ABC):
         """The map that goes through SDP, by its name in the new graph, and the pass."""
 
     @abstractmethod
-    def sloped(self, node: Node) -> PassDraft:
+    def add_slopes(self, node: Node) -> PassDraft:
         """Slopes for negative values in the second stage."""
 
     @abstractmethod
-    def added(self, node: Node, operand: str) -> PassDraft:
+    def add_map(self, node: Node, operand: str) -> PassDraft:
         """A second stage that adds a map."""
 
     def operand(self, node: Node, tensor: str) -> str:
@@ -229,7 +229,7 @@ class PassBuilder(GraphBuilder, ABC):
     def normalise(self, node: Node) -> None:
         """Local response normalisation."""
 
-    def built(self) -> Quantised:
+    def build(self) -> Quantised:
         """The graph of all nodes. Raises DoesNotFit (E301), with the node, for a constant that is too large."""
         for node in self.float.nodes:
             if node in self.joined:
@@ -280,9 +280,9 @@ class PassBuilder(GraphBuilder, ABC):
     def _group(self, node: Node, group: FusedPass) -> None:
         operand = group.operand
         if operand is None:
-            return self._conv(group.conv, node, self.sloped(node), self.unit(node.output), x1=0)
+            return self._conv(group.conv, node, self.add_slopes(node), self.unit(node.output), x1=0)
         operand = self.operand(node, operand)
-        form = self.added(node, operand)
+        form = self.add_map(node, operand)
         return self._conv(group.conv, node, form, self.unit(operand), x1=relu(group.conv))
 
     def _conv(self, conv: Node, last: Node, form: PassDraft, unit: float, x1: int) -> None:
@@ -329,11 +329,11 @@ class PassBuilder(GraphBuilder, ABC):
         name, limits = self.int8(last.output), self.limits(form, last)
         if limits is None:
             return self.emit(op, inputs, name, last, form, window, sources)
-        free = self.unlimited(name, last.output)
+        free = self.unlimited_result(name, last.output)
         self.emit(op, inputs, free, last, form, window, sources)
         return self.emit("NvElementwise", (free,), name, last, limits, {}, sources, "/limits")
 
-    def unlimited(self, name: str, tensor: str) -> str:
+    def unlimited_result(self, name: str, tensor: str) -> str:
         """The name of a result before its limits. tensor: the result in the float graph."""
         del tensor
         return self.fresh(f"{name}/unlimited")

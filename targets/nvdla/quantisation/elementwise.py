@@ -33,9 +33,9 @@ from npuc.targets.nvdla.quantisation.builder import (
     SUM,
     PassBuilder,
     PassDraft,
-    few,
     per_channel,
     relu,
+    scalar,
     slopes,
 )
 from npuc.targets.nvdla.quantisation.tables import every_value, wide_entries
@@ -68,23 +68,23 @@ class ElementwiseBuilder(PassBuilder):
         return FRACTION if self.bits == 8 else 0
 
     @property
-    def fine(self) -> float:
+    def fine_step(self) -> float:
         """A step between the stages, in steps of a tensor."""
         return 2.0**-self.fraction
 
     def unit(self, tensor: str) -> float:
         """The scale of values between the stages, a fraction of the tensor's."""
-        return self.scales[tensor] * self.fine
+        return self.scales[tensor] * self.fine_step
 
     def elementwise(self, node: Node) -> tuple[str, PassDraft]:
         """The map that goes through SDP, and the pass."""
         if node.op in ("Max", "Min") and self._zeros(node):
-            return self._compared(node)
+            return self._compare(node)
         x, form = self._form(node)
         if self.dtype_of(x) != self.element:
             form = PassDraft(attrs={RESULT.name: self.element}).convert(self.scales[x] / self.scales[node.output])
         if "table" not in form.operands:
-            form.centred(self.zeros[x]).converter = form.converted(self.zeros[node.output])
+            form.subtract_zero(self.zeros[x]).converter = form.output_converter(self.zeros[node.output])
         return self.as_int8(x), form
 
     def _form(self, node: Node) -> tuple[str, PassDraft]:
@@ -99,17 +99,19 @@ class ElementwiseBuilder(PassBuilder):
             case op if op in CONVERSIONS:
                 return x, self._brought(PassDraft(), ratio)
             case "Relu" | "Clip" if is_relu(node):
-                if self._plain(node):
+                if self._is_symmetric(node):
                     return x, PassDraft(SdpStage(relu=1)).convert(ratio)
                 form = self._brought(PassDraft(), ratio)
                 form.x1 = replace(form.x1, relu=1)
                 return x, form
             case "Neg":
-                return x, PassDraft().convert(-ratio) if self._plain(node) else self._brought(PassDraft(), -ratio)
+                return x, PassDraft().convert(-ratio) if self._is_symmetric(node) else self._brought(
+                    PassDraft(), -ratio
+                )
             case "Abs":
                 return x, self._absolute(node, ratio)
             case "PRelu" | "LeakyRelu":
-                return x, self._brought(self.sloped(node), ratio)
+                return x, self._brought(self.add_slopes(node), ratio)
             case "Clip":
                 low, shift = addends(np.array(MIN(node) / y * 2.0**self.fraction).reshape(FEW))
                 return x, self._brought(self._second(SdpStage(MAX, shift), low), ratio)
@@ -121,19 +123,19 @@ class ElementwiseBuilder(PassBuilder):
                 steps = self.steps(x), self.steps(node.output)
                 return x, every_value(node, *steps) if self.bits == 8 else wide_entries(node, *steps)
 
-    def sloped(self, node: Node) -> PassDraft:
+    def add_slopes(self, node: Node) -> PassDraft:
         """Slopes for negative values in the second stage, at fractions of the result's scale."""
         values, shift = factors(slopes(self.float, node))
         form = PassDraft(x2=SdpStage(multiply=1, prelu=1, shift=shift), operands={"x2_mul": values})
-        return form.convert(self.fine)
+        return form.convert(self.fine_step)
 
     def _second(self, stage: SdpStage, operand: Array) -> PassDraft:
         """A second stage with a register operand, at fractions of the result's scale."""
-        return PassDraft(x2=stage, operands={"x2_alu": operand}).convert(self.fine)
+        return PassDraft(x2=stage, operands={"x2_alu": operand}).convert(self.fine_step)
 
-    def added(self, node: Node, operand: str) -> PassDraft:
+    def add_map(self, node: Node, operand: str) -> PassDraft:
         """A second stage that adds a map, at fractions of its scale, to the output of the first."""
-        unit = self.scales[operand] * self.fine
+        unit = self.scales[operand] * self.fine_step
         zero = self.zeros[operand]
         form = PassDraft(x2=SdpStage(COMPARISONS[node.op], self.fraction, relu=int(relu(node) and not zero)))
         form.operands["x2_alu"] = operand
@@ -143,7 +145,7 @@ class ElementwiseBuilder(PassBuilder):
     def _zeros(self, node: Node) -> bool:
         return any(self.zeros.get(name, 0) for name in (*node.inputs, node.output))
 
-    def _plain(self, node: Node) -> bool:
+    def _is_symmetric(self, node: Node) -> bool:
         return not any(self.zeros.get(name, 0) for name in (node.inputs[0], node.output))
 
     def _copy(self, node: Node, tensor: str, steps: Steps) -> str:
@@ -154,13 +156,13 @@ class ElementwiseBuilder(PassBuilder):
             return self.copies[tensor, node.output]
         copy = self.copies[tensor, node.output] = self.fresh(f"{tensor}/for/{node.output}")
         self.scales[copy], self.zeros[copy], self.dtypes[copy] = steps.scale, steps.zero, self.element
-        form = self._brought(PassDraft(), self.scales[tensor] / steps.scale).centred(self.zeros[tensor])
-        form.converter = form.converted(steps.zero)
+        form = self._brought(PassDraft(), self.scales[tensor] / steps.scale).subtract_zero(self.zeros[tensor])
+        form.converter = form.output_converter(steps.zero)
         source = self.as_int8(tensor)
         self.emit("NvElementwise", (source,), self.int8(copy), node, form, {}, node.sources, f"/{tensor}")
         return copy
 
-    def _compared(self, node: Node) -> tuple[str, PassDraft]:
+    def _compare(self, node: Node) -> tuple[str, PassDraft]:
         """Maximum or minimum of two tensors with zero points, both requantised like the result."""
         covering = [name for name in node.inputs if self.covers(node, name)]
         x, other = covering[0], node.inputs[1] if node.inputs[0] == covering[0] else node.inputs[0]
@@ -179,17 +181,17 @@ class ElementwiseBuilder(PassBuilder):
         """The form behind a first stage that converts x to fractions of the result's steps."""
         multiplier, shift = factor(ratio * 2.0**self.fraction)
         form.x1 = SdpStage(multiply=1, shift=shift)
-        form.operands["x1_mul"] = few(multiplier)
-        return form.convert(self.fine)
+        form.operands["x1_mul"] = scalar(multiplier)
+        return form.convert(self.fine_step)
 
     def _absolute(self, node: Node, ratio: float) -> PassDraft:
-        form = PassDraft(SdpStage(multiply=1, prelu=1), operands={"x1_mul": few(-1)})
-        if self._plain(node):
+        form = PassDraft(SdpStage(multiply=1, prelu=1), operands={"x1_mul": scalar(-1)})
+        if self._is_symmetric(node):
             return form.convert(ratio)
         multiplier, shift = factor(ratio * 2.0**self.fraction)
         form.x2 = SdpStage(multiply=1, shift=shift)
-        form.operands["x2_mul"] = few(multiplier)
-        return form.convert(self.fine)
+        form.operands["x2_mul"] = scalar(multiplier)
+        return form.convert(self.fine_step)
 
     def _pair(self, node: Node, y: float) -> tuple[str, PassDraft]:
         """Sum, difference, maximum or minimum of two maps, or of a map and a constant."""
@@ -204,13 +206,13 @@ class ElementwiseBuilder(PassBuilder):
         if constant is None:
             other = self.operand(node, other)
             return x, self.two_maps(node, self.part_of(sign, x, other), other)
-        unit = y * self.fine
+        unit = y * self.fine_step
         negative = node.op == "Sub" and other == second
         values, shift = addends((-1 if negative else 1) * per_channel(constant) / unit)
         form = PassDraft(x2=SdpStage(COMPARISONS[node.op], shift, relu=relu(node)), operands={"x2_alu": values})
         multiplier, right = factor(sign * self.scales[x] / unit)
         form.x1 = SdpStage(multiply=1, shift=right)
-        form.operands["x1_mul"] = few(multiplier)
+        form.operands["x1_mul"] = scalar(multiplier)
         return x, form.convert(unit / y)
 
     def operand(self, node: Node, tensor: str) -> str:
@@ -230,7 +232,11 @@ class ElementwiseBuilder(PassBuilder):
         ends = relu(node) and not self.zeros[other]
         second = SdpStage(COMPARISONS[node.op], part.left, 1, shift=rest.shift, relu=int(ends))
         form = PassDraft(SdpStage(multiply=1), second, converter=(0, rest.scale, rest.scale_shift))
-        form.operands |= {"x1_mul": few(part.multiplier), "x2_alu": other, "x2_mul": few(rest.first)}
+        form.operands |= {
+            "x1_mul": scalar(part.multiplier),
+            "x2_alu": other,
+            "x2_mul": scalar(rest.first),
+        }
         form.excess = self.zeros[other] * 2.0 ** (part.left - rest.shift) * rest.first
         return form
 

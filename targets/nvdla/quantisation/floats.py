@@ -41,7 +41,14 @@ from npuc.targets.nvdla.quantisation.builder import (
     slopes,
 )
 from npuc.targets.nvdla.quantisation.constraints import upper_limit
-from npuc.targets.nvdla.quantisation.rounding import UNKNOWN, Moments, half, half_factors, least, round_weights
+from npuc.targets.nvdla.quantisation.rounding import (
+    UNKNOWN,
+    Moments,
+    half,
+    half_factors,
+    least_places,
+    round_weights,
+)
 from npuc.targets.nvdla.quantisation.sums import COLUMN
 from npuc.targets.nvdla.quantisation.tables import half_entries, normalised_half
 
@@ -88,24 +95,27 @@ class Floats(PassBuilder):
             case "Relu" | "Clip" if is_relu(node):
                 return x, PassDraft(SdpStage(relu=1))
             case "Neg":
-                return x, PassDraft(SdpStage(multiply=1), operands={"x1_mul": _few(-1)})
+                return x, PassDraft(SdpStage(multiply=1), operands={"x1_mul": _scalar(-1)})
             case "Abs":
-                return x, PassDraft(SdpStage(multiply=1, prelu=1), operands={"x1_mul": _few(-1)})
+                return x, PassDraft(SdpStage(multiply=1, prelu=1), operands={"x1_mul": _scalar(-1)})
             case "PRelu" | "LeakyRelu":
-                return x, self.sloped(node)
+                return x, self.add_slopes(node)
             case "Clip":
-                return x, PassDraft(SdpStage(MAX), operands={"x1_alu": _few(attributes.MIN(node))})
+                return x, PassDraft(SdpStage(MAX), operands={"x1_alu": _scalar(attributes.MIN(node))})
             case "HardSigmoid":
-                operands = {"x1_mul": _few(HARD_ALPHA(node)), "x2_alu": _few(HARD_BETA(node))}
+                operands = {
+                    "x1_mul": _scalar(HARD_ALPHA(node)),
+                    "x2_alu": _scalar(HARD_BETA(node)),
+                }
                 return x, PassDraft(SdpStage(multiply=1), SdpStage(SUM, relu=1), {**operands})
             case _:
                 return x, half_entries(node)
 
-    def sloped(self, node: Node) -> PassDraft:
+    def add_slopes(self, node: Node) -> PassDraft:
         """Slopes for negative values in the second stage."""
         return PassDraft(x2=SdpStage(multiply=1, prelu=1), operands={"x2_mul": half(slopes(self.float, node))})
 
-    def added(self, node: Node, operand: str) -> PassDraft:
+    def add_map(self, node: Node, operand: str) -> PassDraft:
         """A second stage that adds a map."""
         return PassDraft(x2=SdpStage(COMPARISONS[node.op], relu=relu(node)), operands={"x2_alu": operand})
 
@@ -124,7 +134,7 @@ class Floats(PassBuilder):
             form.operands["x1_alu"] = half(share).reshape(COLUMN)
             form.operands["x1_mul"] = half(multiplier).reshape(COLUMN)
             off = half(share) - share
-        mean, variance = self._seen(conv)
+        mean, variance = self._input_moments(conv)
         if conv.name not in self.winograd:
             return round_weights(w, mean, variance, off)
         form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:]}
@@ -132,7 +142,7 @@ class Floats(PassBuilder):
         gain = TRANSFORM_GAIN * constant_positions(*stride)
         return round_weights(transform_weights(w, *stride), gain * mean, TRANSFORM_GAIN * variance, off)
 
-    def _seen(self, conv: Node) -> tuple[Array, Array]:
+    def _input_moments(self, conv: Node) -> tuple[Array, Array]:
         """Mean and variance of each kernel's input, (K or 1, C, 1, 1)."""
         groups = GROUP(conv)
         found = self.seen.get(conv.inputs[0], UNKNOWN)
@@ -150,9 +160,9 @@ class Floats(PassBuilder):
     def limits(self, form: PassDraft, last: Node) -> PassDraft | None:
         """The upper limit if no stage is free for it behind the others."""
         limit = upper_limit(last)
-        if limit >= FP16_MOST or form.limit(_few(limit)):
+        if limit >= FP16_MOST or form.limit(_scalar(limit)):
             return None
-        return PassDraft(SdpStage(MIN), operands={"x1_alu": _few(limit)})
+        return PassDraft(SdpStage(MIN), operands={"x1_alu": _scalar(limit)})
 
     def normalise(self, node: Node) -> None:
         """CDP, with tables that reach beyond the samples' values."""
@@ -171,7 +181,7 @@ class Floats(PassBuilder):
             return self.add(Node("NvAveragePool", (self.as_int8(x),), outputs, attrs, name, node.sources))
         channels = self.float.shape(x)[1]
         taps = self.constant(self.part(node.output, "w"), np.ones((channels, 1, *kernel), np.float16))
-        form = PassDraft(SdpStage(multiply=1), operands={"x1_mul": _few(mean)})
+        form = PassDraft(SdpStage(multiply=1), operands={"x1_mul": _scalar(mean)})
         attrs = {**window, "group": channels, "average": 1}
         return self.finish("NvConv", (self.as_int8(x), taps), node, form, attrs, node.sources)
 
@@ -187,7 +197,7 @@ class Floats(PassBuilder):
             )
         if constant is not None and other == second:
             return x, PassDraft(x2=stage, operands={"x2_alu": half(-per_channel(constant))})
-        operands: dict[str, Array | str] = {"x1_mul": _few(-1)}
+        operands: dict[str, Array | str] = {"x1_mul": _scalar(-1)}
         operands["x2_alu"] = first if constant is None else half(per_channel(constant))
         return second, PassDraft(SdpStage(multiply=1), stage, operands)
 
@@ -199,7 +209,7 @@ class Floats(PassBuilder):
         return x, PassDraft(SdpStage(multiply=1), operands={"x1_mul": operand})
 
 
-def _few(value: float) -> Array:
+def _scalar(value: float) -> Array:
     """An operand for a register."""
     return half(np.full(FEW, value))
 
@@ -208,13 +218,13 @@ def _multipliers(w: Array, bias: Array) -> Array:
     """Per channel, of the multipliers that suit its bias best the one that suits its weights best."""
     taps = w.reshape(len(w), -1)
     count = int(np.clip(TRIED // taps.shape[1], 1, 64))
-    suiting = least(_rounding(bias[:, None], MULTIPLIERS), count)
+    suiting = least_places(_rounding_error(bias[:, None], MULTIPLIERS), count)
     candidates = MULTIPLIERS[suiting]
-    errors = [np.cumsum(_rounding(taps, each[:, None]), axis=1)[:, -1] for each in candidates.T]
+    errors = [np.cumsum(_rounding_error(taps, each[:, None]), axis=1)[:, -1] for each in candidates.T]
     return candidates[np.arange(len(w)), np.argmin(errors, axis=0)]
 
 
-def _rounding(values: Array, multipliers: Array) -> Array:
+def _rounding_error(values: Array, multipliers: Array) -> Array:
     """Squared rounding error of values stored as fp16 after division by multipliers."""
     exact = values.astype(np.float64)
     with np.errstate(over="ignore"):

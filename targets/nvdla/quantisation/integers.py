@@ -25,11 +25,20 @@ from npuc.targets.nvdla.arithmetic.integer import (
     transform_weights,
 )
 from npuc.targets.nvdla.model.arithmetic import ONE, WIDTHS, Widths
-from npuc.targets.nvdla.quantisation.builder import FEW, MAX, MIN, MOST_POOL, SUM, PassDraft, explicit_window, few
+from npuc.targets.nvdla.quantisation.builder import (
+    FEW,
+    MAX,
+    MIN,
+    MOST_POOL,
+    SUM,
+    PassDraft,
+    explicit_window,
+    scalar,
+)
 from npuc.targets.nvdla.quantisation.constraints import upper_limit
 from npuc.targets.nvdla.quantisation.elementwise import OPERAND_BITS, ElementwiseBuilder
-from npuc.targets.nvdla.quantisation.sums import COLUMN, chosen, kept, stages_of
-from npuc.targets.nvdla.quantisation.tables import normalised
+from npuc.targets.nvdla.quantisation.sums import COLUMN, choose_sums, exact_sums, stages_of
+from npuc.targets.nvdla.quantisation.tables import normalisation_tables
 
 CLOSE = 2.0**-20
 """The relative error allowed for the ratio of two given scales; onnxruntime's floats have 2^-24."""
@@ -71,7 +80,7 @@ class Integers(ElementwiseBuilder):
         x, w = conv.inputs[0], self.float.constants[conv.inputs[1]]
         steps = self.steps(x)
         single = GROUP(conv) == 1
-        sums = kept(w, bias, steps.scale, steps.zero, unit, twice=single) if x in self.given else None
+        sums = exact_sums(w, bias, steps.scale, steps.zero, unit, twice=single) if x in self.given else None
         fraction = 0 if form.x2 == IDLE else self.fraction
         if sums is None and conv.name in self.winograd:
             shift = self._bits_too_many(x)
@@ -80,12 +89,12 @@ class Integers(ElementwiseBuilder):
             found = quantise_weights(
                 u, bias, steps.scale * 2**shift, unit, steps.zero, self.element, fraction, common
             )
-            return self._rounded(form, found)
+            return self._round_weights(form, found)
         if sums is None and steps.zero and form.x2 == IDLE:
-            sums = chosen(w, bias, steps.scale, steps.zero, unit)
+            sums = choose_sums(w, bias, steps.scale, steps.zero, unit)
         if sums is None:
             found = quantise_weights(w, bias, steps.scale, unit, steps.zero, self.element, fraction)
-            return self._rounded(form, found)
+            return self._round_weights(form, found)
         form.x1, second, operands = stages_of(sums, free=form.x2 == IDLE)
         form.operands |= operands
         form.x2 = form.x2 if second == IDLE else second
@@ -107,7 +116,7 @@ class Integers(ElementwiseBuilder):
         most = min(self.largest.get(x, inf) / steps.scale + abs(steps.zero), whole)
         return max(ceil(log2(max(TRANSFORM_GAIN * most / whole, 1)) - SLACK), 0)
 
-    def _rounded(self, form: PassDraft, found: FixedWeights) -> Array:
+    def _round_weights(self, form: PassDraft, found: FixedWeights) -> Array:
         """The integer weights; puts their stage into the form."""
         form.x1 = SdpStage(SUM, found.bias_shift, 1, 0, found.shift)
         form.operands |= {"x1_alu": found.bias.reshape(COLUMN), "x1_mul": found.multiplier.reshape(COLUMN)}
@@ -119,8 +128,8 @@ class Integers(ElementwiseBuilder):
         most = self._limits(last)[1]
         if form.x2 == IDLE and most < np.iinfo(self.element).max:
             form.x2 = SdpStage(MIN)
-            form.operands["x2_alu"] = few(most - self.zeros[last.output])
-        form.converter = form.converted(self.zeros[last.output])
+            form.operands["x2_alu"] = scalar(most - self.zeros[last.output])
+        form.converter = form.output_converter(self.zeros[last.output])
 
     def _limits(self, node: Node) -> tuple[int, int]:
         """The smallest and largest integer of a node's result, from its activation or as a Clip from 0."""
@@ -136,11 +145,11 @@ class Integers(ElementwiseBuilder):
         upper = high < whole.max and form.x2.alu != MIN
         if not lower and not upper:
             return None
-        return PassDraft(SdpStage(MAX), SdpStage(MIN), {"x1_alu": few(low), "x2_alu": few(high)})
+        return PassDraft(SdpStage(MAX), SdpStage(MIN), {"x1_alu": scalar(low), "x2_alu": scalar(high)})
 
-    def unlimited(self, name: str, tensor: str) -> str:
+    def unlimited_result(self, name: str, tensor: str) -> str:
         """The name of a result before its limits, which has the result's scale."""
-        free = super().unlimited(name, tensor)
+        free = super().unlimited_result(name, tensor)
         self.before_limits(free, tensor)
         return free
 
@@ -166,8 +175,8 @@ class Integers(ElementwiseBuilder):
     def _add_exactly(self, node: Node, x: str, other: str) -> None:
         """A sum whose first map is scaled by a depthwise 1x1 convolution: X1's multiplier is too coarse."""
         part = share(self._ratio(x, other), OPERAND_BITS - self.bits, MOST_WEIGHT)
-        form = self.two_maps(node, part, other).centred(self.zeros[x] * part.weight)
-        form.converter = form.converted(self.zeros[node.output])
+        form = self.two_maps(node, part, other).subtract_zero(self.zeros[x] * part.weight)
+        form.converter = form.output_converter(self.zeros[node.output])
         channels = self.float.shape(x)[1]
         taps = np.full((channels, 1, 1, 1), part.weight, self.element)
         inputs = self.as_int8(x), self.constant(self.part(self.int8(node.output), "w"), taps)
@@ -175,7 +184,7 @@ class Integers(ElementwiseBuilder):
 
     def normalise(self, node: Node) -> None:
         """CDP, which converts the product of input and table to the scale of the result."""
-        tables, attrs = normalised(node, self.steps(node.inputs[0]), self.steps(node.output), self.bits)
+        tables, attrs = normalisation_tables(node, self.steps(node.inputs[0]), self.steps(node.output), self.bits)
         self.emit_lrn(node, np.array(tables.le, np.int16), np.array(tables.lo, np.int16), attrs)
 
     def _rounds_itself(self, x: str) -> bool:
@@ -194,7 +203,7 @@ class Integers(ElementwiseBuilder):
         window |= self.padding(x, window)
         widths = WIDTHS[self.bits // 8]
         found = reciprocals(ratio, count, widths)
-        once = count <= widths.room or not self._rounds_itself(x)
+        once = count <= widths.most_elements or not self._rounds_itself(x)
         reaches = max(kernel) <= MOST_POOL and max(window_of(node, kernel).begins) < MOST_POOL
         if found and once and reaches and x_zero == y_zero and (ratio == 1 or not x_zero):
             attrs: dict[str, Attr] = {**window, "kernel_shape": kernel, "reciprocals": found}
@@ -203,12 +212,12 @@ class Integers(ElementwiseBuilder):
             self.add(Node("NvAveragePool", (self.as_int8(x),), outputs, attrs, name, node.sources))
             return
         multiplier, shift = factor(ratio / count)
-        form = PassDraft(SdpStage(multiply=1, shift=shift), operands={"x1_mul": few(multiplier)})
+        form = PassDraft(SdpStage(multiply=1, shift=shift), operands={"x1_mul": scalar(multiplier)})
         if x_zero:
             offset, left = addends(np.full(FEW, -x_zero * count))
             form.x1 = replace(form.x1, alu=SUM, alu_shift=left)
             form.operands["x1_alu"] = offset
-        form.converter = form.converted(y_zero)
+        form.converter = form.output_converter(y_zero)
         channels = self.float.shape(x)[1]
         taps = self.constant(self.part(self.int8(node.output), "w"), np.ones((channels, 1, *kernel), self.element))
         attrs = {**window, "group": channels, "average": 1}
@@ -221,7 +230,7 @@ def reciprocals(ratio: float, taps: int, widths: Widths) -> tuple[int, int] | No
 
     The first one keeps as many bits as the unit has, the second one is the rest of the ratio.
     """
-    first = ONE if taps <= widths.room else ONE * widths.room // taps // GRAIN * GRAIN
+    first = ONE if taps <= widths.most_elements else ONE * widths.most_elements // taps // GRAIN * GRAIN
     wanted = ratio * ONE / (taps * first / ONE)
     most = 1 << (widths.element - 1)
     for second in (round(wanted), round(wanted) - 1):

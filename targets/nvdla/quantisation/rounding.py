@@ -67,13 +67,13 @@ def _several(samples: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array
             continue
         held.append({name: value.copy() for name, value in one.items()})
         if len(held) == together:
-            yield _joined(held)
+            yield _join_samples(held)
             held = []
     if held:
-        yield _joined(held)
+        yield _join_samples(held)
 
 
-def _joined(samples: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def _join_samples(samples: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([each[name] for each in samples]) for name in samples[0]}
 
 
@@ -142,7 +142,7 @@ def _turn(found: Array, exact: Array, mean: Array, variance: Array, off: Array) 
     cost = ((other - exact) ** 2 - error**2) * variance
     with np.errstate(divide="ignore", invalid="ignore"):
         worth = np.where(change != 0, cost / np.abs(change), np.inf)
-    cheapest = least(worth, min(TURNED, worth.shape[1]))
+    cheapest = least_places(worth, min(TURNED, worth.shape[1]))
     rows, total = np.arange(len(found)), np.cumsum(error * mean, axis=1)[:, -1] + off
     for column in cheapest.T:
         by = change[rows, column]
@@ -151,7 +151,7 @@ def _turn(found: Array, exact: Array, mean: Array, variance: Array, off: Array) 
         total = np.where(taken, total + by, total)
 
 
-def least(values: Array, count: int) -> Array:
+def least_places(values: Array, count: int) -> Array:
     """The places (rows, count) of the least values of each row, in order: of equal ones, the first.
 
     numpy's own order of equal values, and of the terms of a sum, depends on the processor.

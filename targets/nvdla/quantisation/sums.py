@@ -56,7 +56,7 @@ class Sums:
         return accumulator_bound(self.w, np.zeros(len(self.w), np.int32)) + np.abs(self.bias)
 
 
-def kept(
+def exact_sums(
     w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float, *, twice: bool = False
 ) -> Sums | None:
     """The sums of float weights (Co, ...) that are multiples of int8 integers; None for other weights.
@@ -81,7 +81,7 @@ def kept(
     return Sums(parts.astype(np.int8), np.rint(held / step) - x_zero * total, ratio)
 
 
-def chosen(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float) -> Sums:
+def choose_sums(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float) -> Sums:
     """The sums of float weights (Co, ...); each channel's largest weight becomes 127, or less if it is tiny."""
     flat = w.reshape(len(w), -1)
     held = np.zeros(len(w)) if bias is None else bias.astype(np.float64)

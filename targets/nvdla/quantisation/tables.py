@@ -19,14 +19,14 @@ from npuc.ops.attributes import LRN_ALPHA, LRN_BETA, LRN_BIAS, SIZE
 from npuc.quantize.arithmetic.tables import wanted_values
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.fixed_point import MOST_CONVERTER_SHIFT, factor
-from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES, LO_ENTRIES, TablePlacement, interpolated
+from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES, LO_ENTRIES, TablePlacement, interpolate_tables
 from npuc.targets.nvdla.arithmetic.normalisation import (
     LOOKED_AT,
     MOST_ENTRY,
     START,
     ResponseTables,
+    largest_effect,
     tables_of,
-    worst,
 )
 from npuc.targets.nvdla.formats.precision import FP16_MOST
 from npuc.targets.nvdla.quantisation.builder import PassDraft
@@ -69,7 +69,7 @@ def every_value(node: Node, x: Steps, y: Steps) -> PassDraft:
 def half_entries(node: Node) -> PassDraft:
     """The pass of a function in fp16."""
     shape = INTERPOLATED[node.op]
-    lo, le = _centred(shape.lo, LO_ENTRIES), _centred(shape.le, LE_ENTRIES)
+    lo, le = _centre(shape.lo, LO_ENTRIES), _centre(shape.le, LE_ENTRIES)
     entries = np.concatenate([_values(node, le, LE_ENTRIES), _values(node, lo, LO_ENTRIES)])
     placed = TablePlacement(lo.start, lo.select, shape.beyond)
     return PassDraft(
@@ -86,7 +86,7 @@ def wide_entries(node: Node, x: Steps, y: Steps) -> PassDraft:
     """The pass of a function on int16: tables no coarser than in fp16, and finer if x has a smaller range."""
     shape = INTERPOLATED[node.op]
     select = int(np.clip(np.rint(shape.lo - np.log2(x.scale)), 0, MOST_SELECT))
-    lo, le = _centred(select, LO_ENTRIES), _centred(max(select + shape.le - shape.lo, 0), LE_ENTRIES)
+    lo, le = _centre(select, LO_ENTRIES), _centre(max(select + shape.le - shape.lo, 0), LE_ENTRIES)
     parts = [_values(node, each, count, x.scale) for each, count in ((le, LE_ENTRIES), (lo, LO_ENTRIES))]
     entries = np.rint(np.concatenate(parts) / y.scale).clip(-32768, 32767).astype(np.int16)
     slope, shift = factor(shape.beyond * x.scale / y.scale, MOST_SLOPE_SHIFT)
@@ -94,7 +94,7 @@ def wide_entries(node: Node, x: Steps, y: Steps) -> PassDraft:
     return PassDraft(operands={"table": entries}, attrs={"le": le.as_attr(), "lo": placed.as_attr()})
 
 
-def _centred(select: int, entries: int) -> TablePlacement:
+def _centre(select: int, entries: int) -> TablePlacement:
     return TablePlacement(-(2.0**select) * (entries // 2), select)
 
 
@@ -108,7 +108,7 @@ OFFSET_BITS = {8: 25, 16: 32}
 """Bits of the output converter's offset, by those of an element (NVDLA's own assertions)."""
 
 
-def normalised(node: Node, x: Steps, y: Steps, bits: int = 8) -> tuple[ResponseTables, dict[str, Attr]]:
+def normalisation_tables(node: Node, x: Steps, y: Steps, bits: int = 8) -> tuple[ResponseTables, dict[str, Attr]]:
     """ResponseTables of (bias + alpha / size * sum)^-beta times a gain, and the attributes of NvLrn.
 
     Raises DoesNotFit (E301) for a zero point of the result that CDP's converter cannot add.
@@ -155,7 +155,7 @@ def normalised_half(node: Node, largest: float) -> tuple[Array, Array, dict[str,
 
     def error(le: TablePlacement) -> float:
         both = np.concatenate([entries(le, LE_ENTRIES), entries(lo, LO_ENTRIES)])
-        return worst(sums, interpolated((le, lo), sums, both) - power(sums))
+        return largest_effect(sums, interpolate_tables((le, lo), sums, both) - power(sums))
 
     le = min((TablePlacement(0.0, lo.select - finer) for finer in range(FINEST + 1)), key=error)
     attrs: dict[str, Attr] = {"size": size, "le": le.as_attr(), "lo": lo.as_attr()}

@@ -32,8 +32,8 @@ from npuc.targets.nvdla.selection.convolution import (
     transfers,
 )
 from npuc.targets.nvdla.selection.interleaving import select_interleaving
-from npuc.targets.nvdla.selection.pooling import flies, pooled_rows, pooling_behind, select_pooling
-from npuc.targets.nvdla.selection.sdp import as_column, misplaced, select_normalisation, select_sdp
+from npuc.targets.nvdla.selection.pooling import can_pool, pooled_rows, pooling_behind, select_pooling
+from npuc.targets.nvdla.selection.sdp import as_column, is_misplaced, select_normalisation, select_sdp
 
 COMPUTED = ("NvConv", "NvElementwise", "NvAveragePool", "MaxPool", "NvLrn", "Interleave")
 """Operators of the integer graph that NVDLA computes, or that need no operation because strides do the work."""
@@ -53,18 +53,18 @@ def _operations_of(context: Context, layer: PlannedLayer, edges: Sequence[int]) 
         case "NvConv":
             return list(select_convolutions(context, layer, edges))
         case "NvElementwise":
-            return [_placed(context, _elementwise(context, layer))]
+            return [_avoid_misplacement(context, _elementwise(context, layer))]
         case "Interleave":
-            return [_placed(context, each) for each in select_interleaving(context, node)]
+            return [_avoid_misplacement(context, each) for each in select_interleaving(context, node)]
         case "NvLrn":
             return [select_normalisation(context, node)]
         case _:
             return list(select_pooling(context, node))
 
 
-def _placed(context: Context, operation: Elementwise | Contraction) -> Elementwise | Contraction:
+def _avoid_misplacement(context: Context, operation: Elementwise | Contraction) -> Elementwise | Contraction:
     """The operation, rewritten as a column if SDP would not find its maps where their strides say."""
-    if isinstance(operation, Contraction) or not misplaced(operation, context.machine):
+    if isinstance(operation, Contraction) or not is_misplaced(operation, context.machine):
         return operation
     if operation.source.precision != operation.destination.precision:
         reason = f"a pixel of a larger map is converted to {operation.destination.precision}"
@@ -84,9 +84,9 @@ def _elementwise(context: Context, layer: PlannedLayer) -> Elementwise:
     return Elementwise(x.surface(), sdp, y.surface(), pooling)
 
 
-def fly(context: Context, layer: PlannedLayer) -> bool:
+def fuses_pool(context: Context, layer: PlannedLayer) -> bool:
     """Whether to fuse the layer's pool behind SDP: if possible, and no slower than through memory."""
-    if layer.pool is None or layer.form.kind == "winograd" or not flies(context, layer.pool):
+    if layer.pool is None or layer.form.kind == "winograd" or not can_pool(context, layer.pool):
         return False  # Winograd writes whole tiles, more than PDP takes
     if layer.node.op == "NvConv" and needs_batches(layer.node):
         return False  # PDP takes one batch
@@ -119,7 +119,7 @@ __all__ = [
     "PlannedLayer",
     "choose",
     "computed_lanes",
-    "fly",
+    "fuses_pool",
     "largest_tile",
     "likeness",
     "needed_lines",

@@ -24,7 +24,7 @@ from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.surfaces import map_shape, tensor_precision
 from npuc.targets.nvdla.operations.tiling import Geometry
 from npuc.targets.nvdla.selection.context import Constants, Context, PlannedLayer, geometry, needs_batches
-from npuc.targets.nvdla.selection.convolution import compressible, fits, select_convolutions
+from npuc.targets.nvdla.selection.convolution import fits, may_compress, select_convolutions
 
 PIXELS: Mapping[str, tuple[str, ...]] = {
     "int8": ("T_R8", "T_Y8___V8U8_N444", "T_A8B8G8R8"),
@@ -82,7 +82,7 @@ def choose(
     convolutions = [each for each in nodes if each.op == "NvConv"]
     forms = partial(_feature_forms, inexact=inexact, strided=asked == "winograd")
     found = {each.output: _alternatives(context, each, forms) for each in convolutions}
-    chosen = {each.output: _best(_possible(each, found[each.output]), asked) for each in convolutions}
+    chosen = {each.output: _cheapest(_possible_forms(each, found[each.output]), asked) for each in convolutions}
     images: dict[str, str] = {}
     for name in loaded if asked != "direct" else ():
         for pixels in _pixels(context.graph, name, raw=name in raw):
@@ -94,7 +94,7 @@ def choose(
             }
             if not all(others.values()):
                 continue
-            as_image = {each: _best(alternatives, asked) for each, alternatives in others.items()}
+            as_image = {each: _cheapest(alternatives, asked) for each, alternatives in others.items()}
             if _total(as_image.values()) < _total(chosen[each] for each in others):
                 images[name] = pixels
                 chosen |= as_image
@@ -102,12 +102,12 @@ def choose(
     return Choices({name: FormChoice(chosen[name].form, found[name]) for name in found}, images)
 
 
-def _possible(node: Node, alternatives: Sequence[Alternative]) -> Sequence[Alternative]:
+def _possible_forms(node: Node, alternatives: Sequence[Alternative]) -> Sequence[Alternative]:
     """The forms that the weights allow: weights that are transformed already can only be Winograd's."""
     return [each for each in alternatives if each.form.kind == "winograd" or not WINOGRAD(node)]
 
 
-def _best(alternatives: Sequence[Alternative], asked: str) -> Alternative:
+def _cheapest(alternatives: Sequence[Alternative], asked: str) -> Alternative:
     """The cheapest of the forms asked for, or of the uncompressed ones if none of those is possible."""
     plain = [each for each in alternatives if not each.form.compressed]
     wanted = {
@@ -138,7 +138,7 @@ def _alternatives(context: Context, node: Node, forms: Forms) -> tuple[Alternati
         if form == DIRECT or fits(context, node, form):
             trial = replace(context, constants=Constants(context.machine, 0, counted=True))
             operations = list(select_convolutions(trial, PlannedLayer(node, form)))
-            end = pingpong.alone(operations, context.machine)
+            end = pingpong.sequence_clocks(operations, context.machine)
             moved = sum(timing.moved_bytes(each, context.machine) for each in operations)
             found.append(Alternative(form, ceil(end), moved))
     return tuple(found)
@@ -152,7 +152,7 @@ def _feature_forms(context: Context, node: Node, *, inexact: bool, strided: bool
     plain = strided or max(window_of(node, kernel_extents(node, context.graph.shape(node.inputs[1]))).strides) == 1
     allowed = WINOGRAD(node) or (inexact and plain)
     kinds = ["direct", *(["winograd"] if allowed and _as_winograd(context, node) else [])]
-    for compressed in (False, True) if compressible(context, node) else (False,):
+    for compressed in (False, True) if may_compress(context, node) else (False,):
         yield from (WeightForm(kind, compressed=compressed) for kind in kinds)
 
 
@@ -173,11 +173,11 @@ def _as_winograd(context: Context, node: Node) -> bool:
         and max(window.dilations) == 1
         and max(extended) == KERNEL
         and window.begins[0] < kernel[0]  # else a tile might lie above the map
-        and (whole or _alone(graph, node))
+        and (whole or _has_own_maps(graph, node))
     )
 
 
-def _alone(graph: Graph, node: Node) -> bool:
+def _has_own_maps(graph: Graph, node: Node) -> bool:
     """Whether a convolution reads no operand per element, and its result is not part of another tensor.
 
     A one-pixel result must not serve as an operand per channel either, which SDP reads without gaps.
@@ -199,7 +199,7 @@ def _image_forms(context: Context, node: Node) -> Iterator[WeightForm]:
     for lines in POST_EXTENSIONS:
         block = max(shape.kernel_width + zeros, shape.stride_x) * form.channels * lines
         if lines == 1 or (lines <= shape.kernel_height and block <= context.machine.atomic_c):
-            for compressed in (False, True) if compressible(context, node) else (False,):
+            for compressed in (False, True) if may_compress(context, node) else (False,):
                 yield WeightForm("image", lines, compressed, zeros, len(form.planes))
 
 
@@ -210,7 +210,7 @@ def _columns_of_zeros(machine: Machine, form: PixelFormat, shape: Geometry) -> i
     """
     for zeros in range(MOST_KERNEL - shape.kernel_width + 1):
         wider = replace(shape, form=WeightForm("image", zeros=zeros))
-        if not form.pads(machine.atom_bytes, shape.width, shape.left, wider.right):
+        if not form.pads(machine.atom_bytes, shape.width, shape.left, wider.pad_right):
             return None
         if not misreads(machine, wider.kernel_shape[0], shape.out_width):
             return zeros

@@ -23,7 +23,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import GROUP, PADDING, STRIDES
 from npuc.ops.windows import window_of
 from npuc.targets.nvdla.arithmetic.integer import SHARING, WINOGRAD, kernel_extents, operands
-from npuc.targets.nvdla.formats.alignment import aligned, alignment
+from npuc.targets.nvdla.formats.alignment import align, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.weights import DIRECT, WeightForm
 from npuc.targets.nvdla.machine.parameters import MOST_STRIDE, Machine
@@ -31,9 +31,9 @@ from npuc.targets.nvdla.operations.operation import Kernels, KernelWindow, Sdp, 
 from npuc.targets.nvdla.operations.surfaces import (
     BufferView,
     Lanes,
-    contiguous,
+    contiguous_lanes,
     map_shape,
-    spaced,
+    spaced_lanes,
     tensor_precision,
 )
 from npuc.targets.nvdla.operations.tiling import Geometry, RowTile, expect_kernels, kernels_together
@@ -64,7 +64,7 @@ class Constants:
             return 0
         digest = blake2b(data).digest()
         if digest not in self.known:
-            start = aligned(len(self.image), alignment(form, "start", self.machine.atom_bytes))
+            start = align(len(self.image), alignment(form, "start", self.machine.atom_bytes))
             self.image += bytes(start - len(self.image))
             self.image += data
             self.known[digest] = self.base + start
@@ -135,16 +135,16 @@ def computed_lanes(graph: Graph, machine: Machine, node: Node, known: Mapping[st
     if node.op != "NvConv":
         return x
     kernels, atom = graph.shape(node.output)[1], machine.atom_elements(tensor_precision(graph, node.output))
-    together = sharing(graph, machine, node, x)
+    together = kernels_per_atom(graph, machine, node, x)
     if together < atom:
-        return spaced(kernels, together, atom)
+        return spaced_lanes(kernels, together, atom)
     for name in operands(node)[:4]:
         if name in known and graph.shape(name) == graph.shape(node.output):
             return known[name]
-    return contiguous(kernels)
+    return contiguous_lanes(kernels)
 
 
-def sharing(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
+def kernels_per_atom(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
     """The number of a convolution's kernels that share an atom of its result: the atom's lanes, or fewer that fit.
 
     Raises DoesNotFit (E302) if not even one fits.
@@ -160,7 +160,7 @@ def sharing(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
         return min(most, together)
     kernels = graph.shape(node.output)[1]
     while True:
-        parts = parts_of(graph, node, (x, spaced(kernels, most, atom)), (atom, most), atom)
+        parts = parts_of(graph, node, (x, spaced_lanes(kernels, most, atom)), (atom, most), atom)
         shapes = {geometry(graph, node, size.lanes, size.count) for size in {part.size for part in parts}}
         if all(kernels_together(machine, each) >= min(group, each.kernels) for each in shapes):
             return most
@@ -238,8 +238,8 @@ def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> Ker
     """The window of a kernel on a tile: padding only at the borders of the map."""
     window = window_of(node, kernel_extents(node, graph.shape(node.inputs[1])))
     start = tile.row * shape.stride_y - shape.top
-    end = start + shape.reached(tile.rows)
-    pads = max(-start, 0), shape.left, max(end - tile.line - tile.lines, 0), shape.right
+    end = start + shape.lines_under(tile.rows)
+    pads = max(-start, 0), shape.left, max(end - tile.line - tile.lines, 0), shape.pad_right
     return hardware_window((shape.stride_y, shape.stride_x), window.dilations, pads, PADDING(node))
 
 

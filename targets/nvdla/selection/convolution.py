@@ -16,7 +16,7 @@ from npuc.ir import Array, Node
 from npuc.ops.attributes import GROUP
 from npuc.targets.nvdla.arithmetic.integer import PRA_TRUNCATE, TRUNCATE, split_phases, transform_weights
 from npuc.targets.nvdla.formats import weights as formats
-from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.alignment import align
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.formats.weights import DIRECT, TILE, WeightForm
@@ -45,12 +45,12 @@ from npuc.targets.nvdla.selection.context import (
     dense_weights,
     geometry,
     in_batches,
+    kernels_per_atom,
     parts_of,
-    sharing,
     tile_window,
 )
-from npuc.targets.nvdla.selection.pooling import most_pooled, pooled_rows, pooling_behind
-from npuc.targets.nvdla.selection.sdp import misplaced, select_sdp
+from npuc.targets.nvdla.selection.pooling import most_pooled_rows, pooled_rows, pooling_behind
+from npuc.targets.nvdla.selection.sdp import is_misplaced, select_sdp
 
 
 def select_kernels(context: Context, shape: Geometry, dense: Callable[[], Array]) -> Kernels:
@@ -71,11 +71,11 @@ def _order(machine: Machine, shape: Geometry) -> formats.Order:
     extents = (shape.kernels, *shape.kernel_shape)
     match shape.form.kind:
         case "image":
-            return formats.image(machine, extents, shape.precision, shape.form.lines)
+            return formats.image_order(machine, extents, shape.precision, shape.form.lines)
         case "winograd":
-            return formats.winograd(machine, extents, shape.precision)
+            return formats.winograd_order(machine, extents, shape.precision)
         case _:
-            return formats.direct(machine, extents, shape.precision)
+            return formats.direct_order(machine, extents, shape.precision)
 
 
 def _in_form(shape: Geometry, dense: Array) -> Array:
@@ -83,7 +83,7 @@ def _in_form(shape: Geometry, dense: Array) -> Array:
     strides = shape.stride_y, shape.stride_x
     match shape.form.kind:
         case "image":
-            return formats.pre_extended(np.pad(dense, [*[(0, 0)] * 3, (0, shape.form.zeros)]), shape.channels)
+            return formats.pre_extend(np.pad(dense, [*[(0, 0)] * 3, (0, shape.form.zeros)]), shape.channels)
         case "winograd":
             filled = formats.fill_channels(dense, shape.precision)
             done = filled.shape[2:] == tuple(TILE * stride for stride in strides)
@@ -116,12 +116,12 @@ def select_convolutions(context: Context, layer: PlannedLayer, edges: Sequence[i
     CBUF.
     """
     node, y = layer.node, context.placed[layer.node.output]
-    edges = edges or _fewest(context, layer)
+    edges = edges or _fewest_tiles(context, layer)
     parts = passes(context, node)
     if y.view.width == 1 and y.view.extent > y.view.buffer.atom_elements:
         edges = _without_single_rows(edges, largest_tile(context, layer), layer.form)
         trial = replace(context, constants=Constants(context.machine, 0, counted=True))
-        if any(misplaced(each, context.machine) for each in _select_pass(trial, layer, edges, parts)):
+        if any(is_misplaced(each, context.machine) for each in _select_pass(trial, layer, edges, parts)):
             parts = _by_atom(context, node)
     return _select_pass(context, layer, edges, parts)
 
@@ -136,7 +136,7 @@ def _by_atom(context: Context, node: Node) -> list[ConvolutionPart]:
     """Passes that write one surface each."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     atom = y.view.buffer.atom_elements
-    together = sharing(context.graph, context.machine, node, x.view.lanes)
+    together = kernels_per_atom(context.graph, context.machine, node, x.view.lanes)
     return parts_of(context.graph, node, (x.view.lanes, y.view.lanes), (atom, together), atom)
 
 
@@ -186,7 +186,7 @@ def _in_batches(convolution: Convolution, batches: int) -> Convolution:
     return replace(convolution, window=replace(convolution.window, stride_y=1), batches=batches)
 
 
-def _fewest(context: Context, layer: PlannedLayer) -> tuple[int, ...]:
+def _fewest_tiles(context: Context, layer: PlannedLayer) -> tuple[int, ...]:
     """The edges of as few tiles as fit the CBUF."""
     height = context.placed[layer.name].view.height
     return equal_edges(height, -(-height // max(largest_tile(context, layer), 1)), layer.form)
@@ -197,7 +197,7 @@ def largest_tile(context: Context, layer: PlannedLayer) -> int:
     x = context.placed[layer.node.inputs[0]]
     shapes = [_shape(context, layer.node, part, x, layer.form) for part in passes(context, layer.node)]
     rows = min(_most_rows(context, layer.node, shape) for shape in shapes)
-    return most_pooled(context, layer.pool, rows) if layer.pool else rows
+    return most_pooled_rows(context, layer.pool, rows) if layer.pool else rows
 
 
 def _most_rows(context: Context, node: Node, shape: Geometry) -> int:
@@ -279,7 +279,7 @@ def transfers(context: Context, layer: PlannedLayer) -> Iterator[Transfer]:
 
 def _in_tiles(result: Surface) -> Surface:
     """The surface as Winograd writes it, in whole tiles."""
-    return replace(result, width=aligned(result.width, TILE), height=aligned(result.height, TILE))
+    return replace(result, width=align(result.width, TILE), height=align(result.height, TILE))
 
 
 def fits(context: Context, node: Node, form: WeightForm) -> bool:
@@ -288,7 +288,7 @@ def fits(context: Context, node: Node, form: WeightForm) -> bool:
     return all(_fits(context, _shape(context, node, part, x, form)) for part in passes(context, node))
 
 
-def compressible(context: Context, node: Node) -> bool:
+def may_compress(context: Context, node: Node) -> bool:
     """Whether the weights may be compressed: after a pass of zeros alone, nv_full takes the next for zeros too."""
     y, weights = context.placed[node.output].view, context.graph.constants[node.inputs[1]]
     return context.machine.compression and all(
@@ -303,7 +303,7 @@ def _shape(context: Context, node: Node, part: ConvolutionPart, x: Placed, form:
         held = x.view.buffer
         lanes = FORMATS[held.pixels].channels if held.pixels else part.lanes
         if form.kind == "winograd":
-            lanes = aligned(lanes, held.atom_elements)
+            lanes = align(lanes, held.atom_elements)
         context.shapes[key] = geometry(context.graph, node, lanes, part.count, form)
     return context.shapes[key]
 
@@ -311,7 +311,7 @@ def _shape(context: Context, node: Node, part: ConvolutionPart, x: Placed, form:
 def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[ConvolutionPart]:
     """The cheapest division of the result's lanes into passes that fit."""
     atom, extent, lanes = y.view.buffer.atom_elements, y.view.extent, (x.view.lanes, y.view.lanes)
-    together = sharing(context.graph, context.machine, node, x.view.lanes)
+    together = kernels_per_atom(context.graph, context.machine, node, x.view.lanes)
     widths = [(atom, together)]
     if together == atom:
         wider = (width for power in range(extent.bit_length()) if (width := atom << power) < extent)

@@ -23,14 +23,14 @@ from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.surfaces import (
     BufferView,
     Lanes,
-    contiguous,
+    contiguous_lanes,
     is_view,
     lanes_of_results,
     loaded_lanes,
     tensor_precision,
     with_copies,
 )
-from npuc.targets.nvdla.selection.context import computed_lanes, sharing
+from npuc.targets.nvdla.selection.context import computed_lanes, kernels_per_atom
 
 V = TypeVar("V")
 COPY = re.compile(r".+/copy\d+")
@@ -81,7 +81,7 @@ class _Copies:
         """The inputs of a reader by now."""
         return self._readers.get(reader.output, reader).inputs
 
-    def made(self) -> Quantised:
+    def build(self) -> Quantised:
         """The integer graph with the copies, each just before its reader; the same object if there are none."""
         if not self.nodes:
             return self._quantised
@@ -113,7 +113,7 @@ def copy_maps(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str]
     for concat, name in with_copies(quantised.graph, nodes, loaded):
         inputs = copies.inputs(concat)
         copies.add(concat, len(inputs) - 1 - inputs[::-1].index(name), "NvElementwise", {}, {})
-    return copies.made()
+    return copies.build()
 
 
 def pack_channels(quantised: Quantised, nodes: Sequence[Node], views: Mapping[str, BufferView]) -> Quantised:
@@ -127,7 +127,7 @@ def pack_channels(quantised: Quantised, nodes: Sequence[Node], views: Mapping[st
                 and views[name].buffer.surface_stride > views[name].buffer.atom_bytes
             ):
                 copies.add(reader, position, "NvElementwise", {}, {})
-    return copies.made()
+    return copies.build()
 
 
 def _per_channel(reader: Node, operand: BufferView, result: BufferView) -> bool:
@@ -145,29 +145,29 @@ def move_lanes(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str
     copies = _Copies(quantised)
     lanes = loaded_lanes(quantised.graph, loaded)
 
-    def computed(node: Node, known: Mapping[str, Lanes]) -> Lanes:
+    def lanes_of(node: Node, known: Mapping[str, Lanes]) -> Lanes:
         return computed_lanes(copies.graph, machine, node, known)
 
     for each in nodes:
         node = each
         while True:
-            lanes |= lanes_of_results(copies.graph, node, lanes, machine, computed)
+            lanes |= lanes_of_results(copies.graph, node, lanes, machine, lanes_of)
             few = _few_share(copies.graph, node, lanes, machine)
-            position = next(iter(_misplaced(copies.graph, node, lanes, given=bool(few))), None)
+            position = next(iter(_misplaced_inputs(copies.graph, node, lanes, given=bool(few))), None)
             if position is None:
                 break
             _expect_no_copy(copies.nodes, node, position)
             ones = _ones(copies.graph, node.inputs[position])
             copy, node = copies.add(node, position, "NvConv", ones, few)
-            lanes[copy.output] = computed(copy, lanes)
-    return copies.made()
+            lanes[copy.output] = lanes_of(copy, lanes)
+    return copies.build()
 
 
 def _few_share(graph: Graph, node: Node, lanes: Mapping[str, Lanes], machine: Machine) -> dict[str, Attr]:
     """The number of kernels that share an atom, as an attribute; empty if it equals the atom's lanes."""
     if node.op != "NvConv":
         return {}
-    found = sharing(graph, machine, node, lanes[node.inputs[0]])
+    found = kernels_per_atom(graph, machine, node, lanes[node.inputs[0]])
     return {"sharing": found} if found < machine.atom_elements(tensor_precision(graph, node.output)) else {}
 
 
@@ -184,7 +184,7 @@ def _expect_no_copy(copies: Mapping[str, Node], node: Node, position: int) -> No
         )
 
 
-def _misplaced(graph: Graph, node: Node, lanes: Mapping[str, Lanes], *, given: bool) -> list[int]:
+def _misplaced_inputs(graph: Graph, node: Node, lanes: Mapping[str, Lanes], *, given: bool) -> list[int]:
     """Positions of the inputs whose gapped lanes must become those of another input, or contiguous.
 
     given: whether the result of the node has lanes of its own, not those of an operand.
@@ -210,7 +210,7 @@ def _misplaced(graph: Graph, node: Node, lanes: Mapping[str, Lanes], *, given: b
 
 
 def _has_gaps(lanes: Lanes) -> bool:
-    return lanes != contiguous(len(lanes))
+    return lanes != contiguous_lanes(len(lanes))
 
 
 def _ones(graph: Graph, name: str) -> dict[str, Array]:

@@ -32,7 +32,7 @@ def select_interleaving(context: Context, node: Node) -> Sequence[Elementwise | 
     if contraction is None:
         return copies
     ways: list[Sequence[Elementwise | Contraction]] = [copies, [contraction]]
-    return min(ways, key=lambda way: pingpong.alone(way, context.machine))
+    return min(ways, key=lambda way: pingpong.sequence_clocks(way, context.machine))
 
 
 def _contraction(context: Context, node: Node) -> Contraction | None:

@@ -16,7 +16,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.targets.nvdla.operations.operation import Convolution, Operation
 from npuc.targets.nvdla.operations.pingpong import EngineProgress, Work
-from npuc.targets.nvdla.operations.scoreboard import Scoreboard, Touched, touched
+from npuc.targets.nvdla.operations.scoreboard import Scoreboard, Touched, touched_memory
 from npuc.targets.nvdla.operations.tiling import divided_anew, equal_edges
 from npuc.targets.nvdla.selection import (
     Context,
@@ -131,14 +131,14 @@ class _Admissions:
         if key not in self._known:
             admission, after = scoreboard.admit(operation, place)
             program, fetch, write = (scoreboard.count - each for each in admission.counts)
-            self._known[key] = (program, fetch, write), self.shared(after)
+            self._known[key] = (program, fetch, write), self.canonical_scoreboard(after)
         return self._known[key]
 
-    def place(self, place: Touched) -> Touched:
+    def canonical_place(self, place: Touched) -> Touched:
         """The canonical object of all equal ones."""
         return self._places.setdefault(place, place)
 
-    def shared(self, scoreboard: Scoreboard) -> Scoreboard:
+    def canonical_scoreboard(self, scoreboard: Scoreboard) -> Scoreboard:
         """The canonical object of all scoreboards that differ only in the number of earlier operations."""
         key = (
             *((id(each.touched), each.tables, *each.groups.items()) for each in scoreboard.issued),
@@ -172,9 +172,12 @@ class _Shared:
         key = like or layer.name, edges
         if key not in self.selected:
             atom = self.context.machine.atom_bytes
-            found = [(each, touched(each, atom)) for each in select(self.context, layer, edges)]
-            self.selected[key] = [(each, place.moved(-source, -result)) for each, place in found]
-        return [(each, self.admissions.place(place.moved(source, result))) for each, place in self.selected[key]]
+            found = [(each, touched_memory(each, atom)) for each in select(self.context, layer, edges)]
+            self.selected[key] = [(each, place.shift(-source, -result)) for each, place in found]
+        return [
+            (each, self.admissions.canonical_place(place.shift(source, result)))
+            for each, place in self.selected[key]
+        ]
 
     def any_share_suffices(self) -> bool:
         """Whether the operations so far take the same time with any share of the banks that is tried.
@@ -198,7 +201,7 @@ class _Shared:
             self.likes[layer.name] = likeness(self.context, layer)
         return self.likes[layer.name]
 
-    def tried(self, before: Edges, layer: PlannedLayer) -> list[Edges]:
+    def tilings_of(self, before: Edges, layer: PlannedLayer) -> list[Edges]:
         """The tilings to try, taken from an equal layer if known."""
         key = before, self.likeness(layer)[0] or layer.name
         if key not in self.tilings:
@@ -221,19 +224,19 @@ class _Search:
 
     def run(self, turns: Sequence[Sequence[PlannedLayer]]) -> tuple[float, float, tuple[Edges, ...]]:
         """The cheapest program: its end, the times at which array and CDMA are free (summed), its tiles."""
-        shared = self.shared.admissions.shared
+        shared = self.shared.admissions.canonical_scoreboard
         none = shared(Scoreboard(self.context.machine.atom_bytes))
         begun = _Begun(0.0, EngineProgress.start(), [none], [None], [0])
         for turn in turns:
             for layer in turn:
-                begun = self._after(begun, layer)
-            drained = [shared(each.drained()) for each in begun.scoreboard]
+                begun = self._extend_plans(begun, layer)
+            drained = [shared(each.drain()) for each in begun.scoreboard]
             begun = replace(begun, scoreboard=drained, written="")
         progress, tiling = begun.progress, begun.tilings[0]
-        ends = begun.base + float(progress.end[0]), 2 * begun.base + float(progress.free[0])
+        ends = begun.base + float(progress.end[0]), 2 * begun.base + float(progress.free_times[0])
         return *ends, tiling.path if tiling else ()
 
-    def _after(self, begun: _Begun, layer: PlannedLayer) -> _Begun:
+    def _extend_plans(self, begun: _Begun, layer: PlannedLayer) -> _Begun:
         """The cheapest partial plans with one more layer."""
         reads = self.context.placed[layer.node.inputs[0]].view.buffer.name == begun.written
         before = [tiling.edges[-2:-1] if reads and tiling else () for tiling in begun.tilings]
@@ -252,10 +255,10 @@ class _Search:
         """One more layer; before: in each plan, where the last tile of the layer's input begins, if known."""
         groups: dict[Edges, list[int]] = {}
         for number, edge in enumerate(before):
-            for edges in self.shared.tried(edge, layer):
+            for edges in self.shared.tilings_of(edge, layer):
                 groups.setdefault(edges, []).append(number)
-        parts = [self._with(begun, layer, edges, numbers) for edges, numbers in groups.items()]
-        progress = EngineProgress.joined([part for part, _ in parts])
+        parts = [self._append_layer(begun, layer, edges, numbers) for edges, numbers in groups.items()]
+        progress = EngineProgress.join([part for part, _ in parts])
         scoreboard = [each for _, part in parts for each in part]
         steps = [(number, edges) for edges, numbers in groups.items() for number in numbers]
         ranked = sorted(range(len(steps)), key=lambda at: (begun.order[steps[at][0]], steps[at][1]))
@@ -263,16 +266,16 @@ class _Search:
         order[ranked] = np.arange(len(steps))
         kept: list[int] = []
         ranks: dict[Edges, int] = {}
-        for at in np.lexsort((order, progress.free, progress.end)).tolist():
+        for at in np.lexsort((order, progress.free_times, progress.end)).tolist():
             edges = steps[at][1]
             ranks[edges] = ranks.get(edges, 0) + 1
             if ranks[edges] <= KEPT:
                 kept.append(at)
-        base, rebased = progress.take(kept).rebased()
+        base, rebased = progress.take(kept).rebase()
         ordered = np.argsort(np.argsort(order[kept])).tolist()
         return _Step(base, rebased, [scoreboard[at] for at in kept], [steps[at] for at in kept], ordered)
 
-    def _with(
+    def _append_layer(
         self, begun: _Begun, layer: PlannedLayer, edges: Edges, numbers: Sequence[int]
     ) -> tuple[EngineProgress, list[Scoreboard]]:
         """Some of the partial plans, with one more layer in these tiles."""
@@ -286,7 +289,7 @@ class _Search:
             admitted = [known[id(each)] for each in scoreboard]
             running = np.array([counts for counts, _ in admitted]).T
             scoreboard = [each for _, each in admitted]
-            progress = progress.after(work, running, machine)
+            progress = progress.advance(work, running, machine)
         return progress, scoreboard
 
     def _operations(self, layer: PlannedLayer, edges: Edges) -> list[tuple[Work, Touched]]:

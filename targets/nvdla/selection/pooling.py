@@ -58,7 +58,7 @@ def pooling_behind(context: Context, node: Node, part: ConvolutionPart, rows: tu
     return _pooling(node, source, result, span, _span(context, node, COLUMNS, 0, y.view.width))
 
 
-def flies(context: Context, node: Node) -> bool:
+def can_pool(context: Context, node: Node) -> bool:
     """Whether PDP can take a map from SDP: its windows must reach all columns, and its buffer hold the result."""
     x, view = context.placed[node.inputs[0]].view, context.placed[node.output].view
     reached = _span(context, node, COLUMNS, 0, view.width).end
@@ -71,7 +71,7 @@ def pooled_rows(context: Context, node: Node, first: int, end: int) -> tuple[int
     return span.first, span.end
 
 
-def most_pooled(context: Context, node: Node, rows: int) -> int:
+def most_pooled_rows(context: Context, node: Node, rows: int) -> int:
     """The most rows of the result that `rows` rows of the map suffice for, wherever they begin."""
     if rows >= context.placed[node.inputs[0]].view.height:
         return context.placed[node.output].view.height

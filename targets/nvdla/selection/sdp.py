@@ -189,7 +189,7 @@ def select_normalisation(context: Context, node: Node) -> Normalisation:
 COMPONENTS = {"ALU": 1, "MUL": 1, "BOTH": 2}
 
 
-def misplaced(operation: Convolution | Elementwise, machine: Machine) -> bool:
+def is_misplaced(operation: Convolution | Elementwise, machine: Machine) -> bool:
     """Whether SDP would read or write a one-pixel map elsewhere than its strides say."""
     result = operation.destination
     batches = operation.batches if isinstance(operation, Convolution) else 1

@@ -83,7 +83,7 @@ def _buffers(context: Context, layer: PlannedLayer) -> Iterator[str]:
 
 def _clocks(context: Context, layer: PlannedLayer, edges: Mapping[str, Sequence[int]]) -> float:
     """Clocks of a layer run alone."""
-    return pingpong.alone(select(context, layer, edges[layer.name]), context.machine)
+    return pingpong.sequence_clocks(select(context, layer, edges[layer.name]), context.machine)
 
 
 @frozen

@@ -5,7 +5,7 @@ offsets and bytes), and the older one of nv_full (input.txn with memory dumps). 
 CRC-32 of the results, so that programs run in NVDLA's own environment.
 """
 
-from npuc.targets.nvdla.trace.program import CrcCheck, Trace, written
+from npuc.targets.nvdla.trace.program import CrcCheck, Trace, write_files
 from npuc.targets.nvdla.trace.reading import read
 
-__all__ = ["CrcCheck", "Trace", "read", "written"]
+__all__ = ["CrcCheck", "Trace", "read", "write_files"]

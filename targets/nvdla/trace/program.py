@@ -81,7 +81,7 @@ class Trace:
     def memory(self) -> DeviceMemory:
         """The memory before the run: loaded and checked regions in whole pages, surrounded by zeros."""
         spans = [(address, len(data)) for address, data in self.contents]
-        memory = DeviceMemory.covering(
+        memory = DeviceMemory.zero_pages(
             [*spans, *((each.address, each.size) for each in self.checks)], endless=True
         )
         for address, data in self.contents:
@@ -118,7 +118,7 @@ def packets(path: Path) -> list[tuple[int, bytes]]:
     return [(offset, bytes(data)) for offset, data in joined]
 
 
-def packed(data: bytes) -> bytes:
+def split_packets(data: bytes) -> bytes:
     """The packets of bytes from offset 0 on, without those that are all zero."""
     lines = [
         f"{{offset:{at:#x}, size:{len(part)}, payload:0x{part.hex(' ').replace(' ', ' 0x')}}} ,"
@@ -162,18 +162,18 @@ POLL_CLOCKS = 8
 """The fewest clocks that a register read takes."""
 
 
-def written(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
+def write_files(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
     """The files of a test program for one of commands.PLAYERS.
 
     Checked regions without loaded contents are set to zero first. Raises ArtefactError (E504) for a poll of some
     bits only, which the syntax cannot express.
     """
     files: dict[str, bytes] = {}
-    lines = [f"mem_init({_place(at)}, {size:#x}, ALL_ZERO);" for at, size in _cleared(trace)]
+    lines = [f"mem_init({_place(at)}, {size:#x}, ALL_ZERO);" for at, size in _zeroed_regions(trace)]
     loaded = [(address, data) for address, data in trace.contents if any(data)]
     for number, (address, data) in enumerate(loaded):
         name = f"{trace.name}_{number}.dat"
-        files[name] = packed(data)
+        files[name] = split_packets(data)
         lines.append(f'mem_load({_place(address)}, "{name}");')
     written = _PLAYED[player](register_map(trace.configuration), trace)
     for command in trace.commands:
@@ -181,7 +181,7 @@ def written(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
     lines += written.end()
     for check in trace.checks:
         region = f"{MEMORY_NUMBER}, {check.address:#x}, {check.size:#x}, {check.crc:#x}"
-        lines.append(f"check_crc({written.last()}, {region});")
+        lines.append(f"check_crc({written.last_event()}, {region});")
     files[f"{trace.name}.cfg"] = ("\n".join(lines) + "\n").encode()
     return files
 
@@ -192,7 +192,7 @@ def _place(address: int) -> str:
     return f"{MEMORIES[second]}, {at:#x}"
 
 
-def _cleared(trace: Trace) -> list[tuple[int, int]]:
+def _zeroed_regions(trace: Trace) -> list[tuple[int, int]]:
     """The regions to set to zero: loaded ones, and checked ones outside of them."""
     regions = [(address, len(data)) for address, data in trace.contents]
     for check in trace.checks:
@@ -218,10 +218,10 @@ class _Sequential:
                 yield f"intr_notify({source}{_interrupt(self.interrupts)});"
                 self.interrupts += 1
             case Write():
-                title = self.registers.at(command.address).title
+                title = self.registers.register_at(command.address).title
                 yield f"reg_write(NVDLA_{title}_0, {command.value:#x});"
             case Poll():
-                register = self.registers.at(command.address)
+                register = self.registers.register_at(command.address)
                 _expect_whole(register, command)
                 yield f"poll_reg_equal(NVDLA_{register.title}_0, {command.value:#x});"
 
@@ -229,7 +229,7 @@ class _Sequential:
         """The calls after all commands."""
         return iter(())
 
-    def last(self) -> str:
+    def last_event(self) -> str:
         """The event after which results are checked."""
         return _interrupt(max(self.interrupts - 1, 0))
 
@@ -248,7 +248,7 @@ class _Sequenced(_Sequential):
         if isinstance(command, Wait):
             yield from super().command(command)
             return
-        register = self.registers.at(command.address)
+        register = self.registers.register_at(command.address)
         block = f"NVDLA_{register.block}"
         yield from self._interrupts_before(block)
         enables = register.name == "D_OP_ENABLE" or register.name.startswith("CFG_LAUNCH")
@@ -266,7 +266,7 @@ class _Sequenced(_Sequential):
         yield from self._interrupts_before(block)
         yield f"sync_notify({block}, {FINISHED});"
 
-    def last(self) -> str:
+    def last_event(self) -> str:
         """The event after which results are checked."""
         return FINISHED
 
@@ -286,7 +286,7 @@ class _Polled(_Sequential):
     def command(self, command: Command) -> Iterator[str]:
         """The calls of a command; the last wait leaves its interrupt to the monitor."""
         if isinstance(command, Write):
-            title = self.registers.at(command.address).title
+            title = self.registers.register_at(command.address).title
             self.mask = command.value if title == MASK else self.mask
         if not isinstance(command, Wait) or command.source is None:
             yield from super().command(command)
@@ -296,7 +296,7 @@ class _Polled(_Sequential):
         yield self._idle(BLOCK_OF.get(command.source, command.source))
         self.interrupts += 1
         if self.interrupts == len(self.trace.clocks):
-            yield f"intr_notify({command}, {self.last()});"
+            yield f"intr_notify({command}, {self.last_event()});"
             return
         bit = self.registers[STATUS].places[f"{command.source}_DONE_STATUS{command.group}"].low
         yield f"reg_write(NVDLA_{STATUS}_0, {1 << bit:#x});"
@@ -307,7 +307,7 @@ class _Polled(_Sequential):
             return f"poll_reg_equal(NVDLA_{block}.S_STATUS_0, 0x0);"
         return f"poll_reg_equal(NVDLA_{block}.STATUS_0, {self.registers[f'{block}.STATUS'].reset:#x});"
 
-    def last(self) -> str:
+    def last_event(self) -> str:
         """The single event."""
         return _interrupt(0)
 

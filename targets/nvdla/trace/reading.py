@@ -140,7 +140,7 @@ class _Reading:
             if plain:
                 yield number, plain
 
-    def refused(self, number: int, line: str, limit: str) -> ArtefactError:
+    def refusal(self, number: int, line: str, limit: str) -> ArtefactError:
         """The error of a line that cannot be understood."""
         return ArtefactError("E504", f"{self.path.name}:{number}: {line!r} is not understood", limit=limit)
 
@@ -182,7 +182,7 @@ class _Cfg(_Reading):
                 try:
                     calls[call.name](call.words)
                 except (ValueError, IndexError, KeyError):
-                    raise self.refused(call.line, call.text, "names and numbers of this call") from None
+                    raise self.refusal(call.line, call.text, "names and numbers of this call") from None
         except Deadlock as error:
             reason = f"{self.path.name}: every sequencer waits for {error}, which nothing announces"
             raise ArtefactError("E504", reason, limit="sync_notify or intr_notify for each sync_wait") from None
@@ -194,7 +194,7 @@ class _Cfg(_Reading):
             for text in filter(None, (each.strip() for each in line.split(";"))):
                 match = re.fullmatch(r"(\w+)\s*\((.*)\)", text)
                 if match is None or match[1] not in known:
-                    raise self.refused(number, text, ", ".join(known))
+                    raise self.refusal(number, text, ", ".join(known))
                 yield TraceCall(number, text, match[1], tuple(each.strip() for each in match[2].split(",")))
 
     def _mem_init(self, words: Sequence[str]) -> None:
@@ -268,11 +268,11 @@ class _Txn(_Reading):
         for number, line in self.lines():
             name, *words = line.split()
             if name not in calls:
-                raise self.refused(number, line, ", ".join(calls))
+                raise self.refusal(number, line, ", ".join(calls))
             try:
                 calls[name](words)
             except (ValueError, IndexError):
-                raise self.refused(number, line, "the numbers of this command") from None
+                raise self.refusal(number, line, "the numbers of this command") from None
         return self.trace()
 
     def _load(self, words: Sequence[str]) -> None:
@@ -284,7 +284,7 @@ class _Txn(_Reading):
     def _read(self, words: Sequence[str]) -> None:
         """read_reg address mask value."""
         address, mask, value = words
-        self.expect(self.map.at(_byte_address(address)), int(mask, 0), int(value, 0))
+        self.expect(self.map.register_at(_byte_address(address)), int(mask, 0), int(value, 0))
 
     def _dump(self, words: Sequence[str]) -> None:
         """dump_mem address bytes file: the file has the expected bytes, if it exists."""
