@@ -17,7 +17,7 @@ from npuc.targets.easynpu.layers.jobs import Job, Stage
 from npuc.targets.easynpu.layers.views import MapView, Views
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import Layer
-from npuc.targets.easynpu.machine.memory import LANES, MapPlace, feature_words, low_end
+from npuc.targets.easynpu.machine.memory import LANES, MapPlace, feature_words, groups, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
 
@@ -135,7 +135,7 @@ def shared(buffers: Sequence[Buffer], holders: Mapping[str, str]) -> list[Buffer
     for each in buffers:
         name = holders.get(each.name, each.name)
         known = found.get(name, each)
-        found[name] = Buffer(name, each.size, min(known.first, each.first), max(known.last, each.last))
+        found[name] = Buffer(name, known.size, min(known.first, each.first), max(known.last, each.last))
     return list(found.values())
 
 
@@ -155,7 +155,10 @@ def _replaced(run: Run) -> dict[str, MapView]:
     for result, jobs in writes.items():
         if result in loaded or any(run.jobs[at].kept for at in jobs):
             continue
-        for source in _of_size(run, result):
+        first = run.jobs[jobs[0]]
+        for source in (around(run.views, view, first.result) for view in replaceable_by(first)):
+            if source is None:
+                continue
             later = [(at, view) for at, view in reads.get(source.buffer, ()) if at >= jobs[0]]
             mine = all(at in jobs and _is_replaced(run.jobs[at], view, source) for at, view in later)
             if later and mine and source.buffer not in staying and max(writes.get(source.buffer, [-1])) < jobs[0]:
@@ -164,13 +167,14 @@ def _replaced(run: Run) -> dict[str, MapView]:
     return found
 
 
-def _of_size(run: Run, buffer: str) -> list[MapView]:
-    """The maps in other buffers that have the size of a buffer."""
-    size = run.views.buffers[buffer]
-    views = (view for view in run.views.tensors.values() if view.buffer != buffer)
-    return [
-        view for view in views if view == view.window((0, 0, 0), size) and view.row_step == view.column_step == 1
-    ]
+def around(views: Views, view: MapView, result: MapView) -> MapView | None:
+    """Where a result's buffer would lie around a view that the result replaces; None if no map surrounds it so."""
+    if (view.group, view.group_step) != (result.group, result.group_step) or view.buffer == result.buffer:
+        return None
+    (depth, high, wide), (channels, height, width) = views.buffers[view.buffer], views.buffers[result.buffer]
+    row, column = view.row - result.row, view.column - result.column
+    inside = 0 <= row <= high - height and 0 <= column <= wide - width and groups(depth) == groups(channels)
+    return MapView(view.buffer, channels, height, width, 0, row, column) if inside else None
 
 
 def _is_replaced(job: Job, view: MapView, source: MapView) -> bool:

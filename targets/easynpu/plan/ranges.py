@@ -28,7 +28,7 @@ from npuc.targets.easynpu.layers.nodes import (
     map_shape,
 )
 from npuc.targets.easynpu.layers.tiling import legal_tiles
-from npuc.targets.easynpu.layers.views import Views, views_of
+from npuc.targets.easynpu.layers.views import Views, surrounds, views_of
 from npuc.targets.easynpu.layers.windows import (
     MapWindow,
     Sliding,
@@ -44,7 +44,7 @@ from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import Chains, Readings, TileRun, readings_of
 from npuc.targets.easynpu.plan.grids import AxisRanges, Grid, JobShare, Strip, cuts, together
-from npuc.targets.easynpu.plan.placement import Streams, cut, placeable, shared
+from npuc.targets.easynpu.plan.placement import Streams, around, cut, placeable, shared
 from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
 
@@ -219,7 +219,7 @@ class Range:
         first = dict.fromkeys((buffer[name] for name in self.inputs), 0)
         last = dict(first)
         operands: set[str] = set()
-        replaced: dict[str, tuple[int, list[str]]] = {}
+        replaced: dict[str, tuple[int, Node, list[str]]] = {}
         for step, node in enumerate(self.nodes):
             if node.output in inner:
                 continue
@@ -234,16 +234,19 @@ class Range:
             for name in (*reads, *node.outputs):
                 first.setdefault(buffer[name], step)
                 last[buffer[name]] = step
-            if views.is_whole(views.tensors[node.output]):
-                replaced[buffer[node.output]] = step, replaceable_by(self.graph, node, self.before)
+            if first[buffer[node.output]] == step:
+                replaced[buffer[node.output]] = step, node, replaceable_by(self.graph, node, self.before)
         last.update({buffer[name]: len(self.nodes) for name in self.outputs})
         holders: dict[str, str] = {}
-        for result, (step, names) in replaced.items():
+        for result, (step, node, names) in replaced.items():
             for name in names:
                 view, place = views.tensors[name], buffer[name]
-                alike = view == view.window((0, 0, 0), views.buffers[result])
-                read = sum(buffer.get(each) == place for each in self._read_at(step))
-                if alike and read == 1 and last[place] == step == first[result] and result not in holders:
+                y = views.tensors[node.output]
+                alike = (view.channels, view.height, view.width) == (y.channels, y.height, y.width)
+                last_read = (
+                    last[place] == step and sum(buffer.get(each) == place for each in self._read_at(step)) == 1
+                )
+                if alike and last_read and result not in holders and around(views, view, y) is not None:
                     holders[result] = holders.get(place, place)
         found = [Buffer(name, feature_words(*views.buffers[name]), first[name], last[name]) for name in first]
         return shared(found, holders), {holders.get(name, name) for name in operands}
@@ -487,6 +490,9 @@ def _alive(
         last[index[holder[name]]] = len(nodes) - 1
     steps = np.arange(len(nodes))[:, None]
     alive = (np.array(first) <= steps) & (steps <= np.array(last))
+    for node in nodes:
+        if surrounds(node) and node.inputs[0] in index:  # which may lie inside
+            alive[:, index[node.inputs[0]]] &= ~alive[:, index[node.output]]
     for step, node in enumerate(nodes):
         for name in replaceable_by(graph, node, before):
             alike = name in index and graph.shape(name) == graph.shape(node.output)
