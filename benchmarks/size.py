@@ -34,9 +34,9 @@ CEILINGS = {
     "npuc": 38_500,
     "passes": 6_290,
     "targets/bm1684": 10_270,
-    "targets/easynpu": 17_225,
+    "targets/easynpu": 17_400,
     "targets/nvdla": 20_990,
-    "tests": 64_290,
+    "tests": 65_600,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -258,6 +258,9 @@ def merge_reports(found: Sequence[Report], target: str, machine: str, memories: 
         return empty
     whole: dict[str, Any] = {**empty, **_add_up(found)}
     whole["utilization"] = whole["ideal_cycles"] / whole["cycles"] if whole["cycles"] else None
+    traffic = whole.get("host_traffic", {})
+    if len(found) > 1 and "first_inference_cycles" in traffic:  # each loads what another has overwritten
+        traffic["cycles_with_transfers"] = traffic["first_inference_cycles"]
     if "frames_per_second" in whole:
         clock = whole.get("clock_mhz")
         whole["frames_per_second"] = clock * 1e6 / whole["cycles"] if clock and whole["cycles"] else None

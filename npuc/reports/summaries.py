@@ -60,7 +60,9 @@ def compile_summary(report: Shown, entries: Sequence[Entry], directory: Path, *,
         lines.append(f"  {count(report['traffic_bytes'])} bytes moved by the host ({bounds})")
         if "transfer_cycles" in traffic:
             rate = f"{count(traffic['transfer_cycles'])} cycles at {traffic['bytes_per_cycle']} a cycle"
-            lines.append(f"  {rate}, with computation {count(traffic['cycles_with_transfers'])}")
+            whole = [traffic["cycles_with_transfers"], traffic.get("first_inference_cycles", 0)]
+            first = f" ({count(whole[1])} for the first inference)" if whole[1] > whole[0] else ""
+            lines.append(f"  {rate}, with computation {count(whole[0])}{first}")
         lines += _plans(traffic["plans"]) if verbose else []
     if report.get("padding_cycles"):
         lines.append(f"  {count(report['padding_cycles'])} cycles surround maps with zero points that are not 0")

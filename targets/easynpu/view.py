@@ -69,7 +69,7 @@ def outline(program: Program) -> list[Heading]:
     host: list[Line] = []
     words: tuple[Instruction, ...] = ()
     first, number = 0, 0
-    for step in contents.steps:
+    for step in (contents.init, *contents.steps):
         if isinstance(step, HostStep):
             host.append(host_line(step))
             continue
@@ -77,6 +77,10 @@ def outline(program: Program) -> list[Heading]:
             if image.memory == "itcm":
                 first = image.start
                 words = isa.bytes_to_words(image.data(program.files, contents.machine))
+        if step is contents.init:
+            lines = _loads(contents, step)
+            host += [("before the first inference",), *lines] if lines else []
+            continue
         run: list[Line] = []
         try:
             chains = list(chains_of(words[: step.count], first, contents.machine))
@@ -160,6 +164,7 @@ def timeline(program: Program) -> Timeline:
     run = _RunState(program, contents)
     for segment, chains in segments_of(program):
         run.segment(segment, chains)
+    run.buffers += [replace(each, end=run.cycle) for each in run.resident]
     activities = tuple(_with_bytes(run.activities, program.report["layers"]))
     return Timeline(run.cycle, activities, separate_buffers(run.buffers), ARRAY)
 
@@ -176,11 +181,17 @@ class _RunState:
     writers: list[int] = field(default_factory=list[int])
     """For every buffer, the activity that writes it."""
     holders: dict[str, Array] = field(default_factory=dict[str, Array])
+    resident: list[BufferUse] = field(default_factory=list[BufferUse])
+    """Weights that were loaded before the first inference."""
 
     def segment(self, segment: Segment, chains: Sequence[Chain]) -> None:
         """Adds loads, chains and stores in sequence; weights are in use until the last chain."""
         machine = self.contents.machine
         weights: list[BufferUse] = []
+        if segment == self.contents.init:
+            loaded = (image for image in segment.images if image.memory == "weight")
+            self.resident += [self._buffer("weight", each.file, each.address, each.words, 0) for each in loaded]
+            return
         for image in segment.images:
             self._transfer(LOAD, image.memory, len(image.data(self.program.files, machine)))
             if image.memory != "itcm":
@@ -283,15 +294,23 @@ def memory_annotations(program: Program, name: str) -> Iterator[MemoryAnnotation
             nodes = contents.instructions[number].nodes if number < len(contents.instructions) else ()
             yield MemoryAnnotation(number * isa.WORD_BYTES, listing.disassemble(word), nodes)
         return
+    places: dict[int, int] = {}
     for segment, chains in segments_of(program):
-        yield from _streamed(program, contents, segment, chains, name)
+        yield from _streamed(program, contents, segment, chains, name, places)
 
 
 def _streamed(
-    program: Program, contents: Contents, segment: Segment, chains: Sequence[Chain], name: str
+    program: Program,
+    contents: Contents,
+    segment: Segment,
+    chains: Sequence[Chain],
+    name: str,
+    places: dict[int, int],
 ) -> Iterator[MemoryAnnotation]:
-    """The annotations of a file's words that a segment loads into the weight DTCM and streams."""
-    places: dict[int, int] = {}
+    """The annotations of a file's words that a segment streams from the weight DTCM.
+
+    places: the file's word at every address of the DTCM; those that the segment loads are added.
+    """
     for image in segment.images:
         if image.memory != "itcm" and image.file == name:
             held = len(image.data(program.files, contents.machine)) // isa.WORD_BYTES

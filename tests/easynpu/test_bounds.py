@@ -35,18 +35,19 @@ def report(shared: Path, name: str, **options: Any) -> dict[str, Any]:
         (RESNET8, "extended", 0.99),
         (DS_CNN, "extended", 0.985),
         (DS_CNN, "documented", 0.975),
-        (MOBILENET, "extended", 0.89),
+        (MOBILENET, "extended", 0.82),
     ],
 )
 def test_the_large_machine_is_busy(name: str, isa: str, least: float, shared: Path) -> None:
+    """MobileNet's first layers have 8 of 16 outputs; channels of its last ones, which nothing reads, are gone."""
     assert report(shared, name, machine="large", isa=isa)["utilization"] >= least
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [(RESNET8, 77_360, 1.75), ("tiny_ad_ae_fp32", 255_000, 1.07)])
+@pytest.mark.parametrize(("name", "least", "most"), [(RESNET8, 52_784, 1.7), ("tiny_ad_ae_fp32", 230_000, 1.2)])
 def test_the_default_machine_moves_little_more_than_it_must(
     name: str, least: int, most: float, shared: Path
 ) -> None:
-    """ResNet-8 has 77,360 weights, the autoencoder 264,192, of which some are rounded to zero."""
+    """ResNet-8 has 77,360 weights, the autoencoder 264,192, of which some are rounded to zero; 24,576 may stay."""
     traffic = report(shared, name)["host_traffic"]
     moved = traffic["map_bytes"] + traffic["weight_bytes"]
     assert least < traffic["least_bytes"] <= traffic["optimum_bytes"] <= moved <= most * traffic["least_bytes"]
@@ -115,12 +116,12 @@ def test_no_plan_moves_less_than_the_bound(name: str, isa: str, shared: Path) ->
 
 
 def test_the_bound_of_parts_is_the_sum_of_theirs() -> None:
-    """Both parts load 3 x 64 pixels, and store as many; of both kernels' 9 weights each, none is zero."""
+    """Both parts load 3 x 64 pixels, and store as many; their weights stay in the DTCM."""
     text = "a = Conv (x, w) b = Hardmax <axis = 1> (a) y = Conv (b, v)"
     w, v = (np.arange(1, 10, dtype=np.float32).reshape(3, 3, 1, 1) * each for each in (1, -1))
     model = Net((1, 3, 8, 8), (1, 3, 8, 8), text, {"w": w, "v": v}).model()
     found = npuc.compile(model, "easynpu", calibration="synthetic").report
-    assert found["host_traffic"]["least_bytes"] == 2 * (2 * 192 + 9)
+    assert found["host_traffic"]["least_bytes"] == 2 * 2 * 192
     assert found["traffic_bytes"] >= found["host_traffic"]["least_bytes"]
 
 
@@ -145,7 +146,7 @@ def test_the_least_traffic_is_not_above_the_references(name: str, words: int, sh
 
 
 def test_objectives_trade_traffic_for_halo(shared: Path) -> None:
-    plans = {each["objective"]: each for each in report(shared, RESNET8)["host_traffic"]["plans"]}
+    plans = {each["objective"]: each for each in report(shared, MOBILENET)["host_traffic"]["plans"]}
     assert plans["traffic"]["bytes"] < plans["time"]["bytes"]
     assert plans["traffic"]["halo_cycles"] > plans["time"]["halo_cycles"]
 

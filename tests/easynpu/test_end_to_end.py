@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -127,12 +128,14 @@ def _naive_outputs(directory: Path, feeds: dict[str, Array]) -> dict[str, Array]
         name: random.integers(-128, 128, (manifest["machine"][f"{name}_words"], 16)) for name in ("fmap", "skip")
     }
     npu = naive.Npu(noise["fmap"], noise["skip"], np.zeros((manifest["machine"]["weight_words"], 16), np.int64))
+    words = _words(manifest["init"], npu, directory)
     for step in manifest["steps"]:
         if step["kind"] == "host":
             (x,) = (tensors[name] for name in step["inputs"])
             tensors[step["outputs"][0]] = _host(step, x)
         else:
-            _segment(step, npu, tensors, directory)
+            words = _words(step["images"], npu, directory) or words
+            _segment(step, npu, tensors, words)
     return {each["name"]: tensors[each["name"]] for each in manifest["outputs"]}
 
 
@@ -150,15 +153,21 @@ def _host(step: dict[str, Any], x: Array) -> Array:
             raise AssertionError(op)
 
 
-def _segment(step: dict[str, Any], npu: naive.Npu, tensors: dict[str, Array], directory: Path) -> None:
-    for image in step["images"]:
+def _words(images: Sequence[dict[str, Any]], npu: naive.Npu, directory: Path) -> list[Any]:
+    """Loads images; the words of the ITCM if they are among them."""
+    words: list[Any] = []
+    for image in images:
         data = (directory / image["file"]).read_bytes()[
             16 * image["start"] : 16 * (image["start"] + image["words"])
         ]
         if image["memory"] == "weight":
             npu.weight[image["address"] : image["address"] + image["words"]] = naive.lanes(data)
         else:
-            words = naive.words(data)
+            words = list(naive.words(data))
+    return words
+
+
+def _segment(step: dict[str, Any], npu: naive.Npu, tensors: dict[str, Array], words: list[Any]) -> None:
     for move in step["loads"]:
         whole = _planes(tensors[move["tensor"]], move)
         for (c, y, x), at, lane in _elements(move):

@@ -68,9 +68,10 @@ def _proved(model: Path, folder: Path, **options: Any) -> program.Program:
 
 
 def _moved(found: program.Program) -> tuple[int, int]:
-    """Words of maps and of weights."""
+    """Words of maps and of weights of the first inference."""
     traffic = found.manifest["report"]["host_traffic"]
-    return traffic["map_bytes"] // WORD, traffic["weight_bytes"] // WORD
+    stays = sum(each["words"] for each in found.manifest["init"] if each["memory"] == "weight")
+    return traffic["map_bytes"] // WORD, traffic["weight_bytes"] // WORD + stays
 
 
 POINTWISE_WEIGHTS = 16 * (512 + 10)

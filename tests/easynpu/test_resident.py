@@ -1,17 +1,30 @@
-"""Rows that remain in the DTCMs between segments, and stored rows that no later step reads, worked out by hand."""
+"""Rows and weights that remain in the DTCMs, and stored rows that no later step reads, worked out by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
 
 from npuc.host.step import HostStep
 from npuc.ir import Node
+from npuc.program import as_loaded
+from npuc.target import Options, Request, target
 from npuc.targets.easynpu.layers.jobs import Job, Stage, no_words, pointwise_word
 from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.machine.memory import MapPlace, high_end, low_end
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.placement import PlacedJob, Placement
-from npuc.targets.easynpu.program.artefact import Segment, Step, TensorMove
+from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.lowering import Resident, without_dead_stores
+from npuc.targets.easynpu.program.residence import places_of_streams, resident
+from npuc.targets.easynpu.simulate.running import Runner
+from npuc.targets.easynpu.simulate.simulator import Simulator
+from tests.compiled import compilation
+from tests.easynpu_rewrites.nets import Net
 
 WIDTH = 4
 
@@ -91,3 +104,72 @@ def test_outputs_and_what_the_host_reads_are_stored_whole() -> None:
     assert stored(steps, ("t",)) == [(rows(0, 8, low()),)]
     reading = HostStep("softmax", "Softmax", ("t",), ("y",), {}, conversion=False, reason="")
     assert stored((*steps, reading)) == [(rows(0, 8, low()),)]
+
+
+WEIGHTS = Machine(weight_words=100)
+
+
+def test_streams_that_fit_together_lie_one_behind_the_other_and_are_loaded_once() -> None:
+    streams = [(0, 60), (60, 40), (0, 60)]
+    assert places_of_streams(streams, WEIGHTS) == [0, 60, 0]
+    init, loads = resident([(each, at) for each, at in zip(streams, (0, 60, 0), strict=True)], WEIGHTS)
+    assert init == (ImageLoad("weight", 0, "weight.bin", 0, 100),)
+    assert loads == [(), (), ()]
+
+
+def test_with_a_word_more_than_fits_the_longest_stream_stays() -> None:
+    """60 + 41 > 100: they share. Of 50, 41 and 10 the longest stays behind the 41 words that the others share."""
+    assert places_of_streams([(0, 60), (60, 41)], WEIGHTS) == [0, 0]
+    assert places_of_streams([(0, 50), (50, 41), (91, 10)], WEIGHTS) == [41, 0, 0]
+
+
+def test_a_stream_loaded_for_every_tile_stays_before_a_longer_one() -> None:
+    streams = [(0, 50), (50, 30), (0, 50), (50, 30), (0, 50), (80, 45)]
+    assert places_of_streams(streams, WEIGHTS) == [45, 0, 45, 0, 45, 0]
+
+
+def test_what_later_streams_do_not_overwrite_stays() -> None:
+    """Of the first stream the second leaves words 30 to 59, which the next inference still finds."""
+    init, loads = resident([((0, 60), 0), ((60, 30), 0)], WEIGHTS)
+    assert init == (ImageLoad("weight", 30, "weight.bin", 30, 30),)
+    assert loads == [
+        (ImageLoad("weight", 0, "weight.bin", 0, 30),),
+        (ImageLoad("weight", 0, "weight.bin", 60, 30),),
+    ]
+
+
+def test_the_first_words_of_the_image_stay_behind_the_room_of_others() -> None:
+    init, loads = resident([((0, 30), 70), ((30, 60), 0), ((90, 60), 0)], WEIGHTS)
+    assert init == (ImageLoad("weight", 70, "weight.bin", 0, 30),)
+    assert [sum(each.words for each in load) for load in loads] == [0, 60, 60]
+
+
+@pytest.mark.parametrize("name", ["default", "large"])
+@pytest.mark.parametrize("sizes", [(16, 32), (32, 48)])
+def test_every_inference_behind_an_initialisation_gives_what_the_first_does(
+    name: str, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    """A machine, initialised once, takes four samples; the default one loads some weights again."""
+    shapes = {"v": (sizes[0], 16, 3, 3), "w": (sizes[1], sizes[0], 3, 3), "u": (16, sizes[1], 3, 3)}
+    layers = ("a = Conv <P> (x, v)", "b = Relu (a)", "c = Conv <P> (b, w)", "d = Relu (c)", "y = Conv <P> (d, u)")
+    text = " ".join(layers).replace("P", "pads = [1, 1, 1, 1]")
+    onnx.save(Net((1, 16, 12, 12), (1, 16, 12, 12), text, shapes).model(), tmp_path / "m.onnx")
+    samples = {"x": np.random.default_rng(2).normal(size=(4, 1, 16, 12, 12)).astype(np.float32)}
+    found = as_loaded(compilation(Request(tmp_path / "m.onnx", target("easynpu"), Options(machine=name))).program)
+    contents = Contents.of(found.manifest)
+    reloaded = [image for each in contents.segments for image in each.images if image.memory == "weight"]
+    assert contents.init.images
+    assert bool(reloaded) is (name == "default" and sizes == (32, 48))
+    simulator = Simulator(contents.machine, found.files)
+    state = simulator.state(1)
+    simulator.run(contents.init, state, {})
+    expected = Runner(found)(samples)
+    for at in range(4):
+        tensors = {"x": samples["x"][at : at + 1]}
+        for step in contents.steps:
+            if isinstance(step, Segment):
+                simulator.run(step, state, tensors)
+            else:
+                step.run(tensors)
+        for port in found.outputs:
+            assert np.array_equal(tensors[port.name][0], expected[port.name][at])

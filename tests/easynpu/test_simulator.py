@@ -699,6 +699,33 @@ def test_an_elementwise_word_may_replace_its_map(op: int) -> None:
     compare(writer, *noise(random))
 
 
+@pytest.mark.parametrize("replaced", [0, 1])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sum_of_kept_words_may_replace_either_of_its_maps(seed: int, replaced: int) -> None:
+    """Three groups of channels, several tiles: a pixel of both maps is read before that of the sum is written."""
+    random = np.random.default_rng((seed, 5))
+    writer = Writer(random)
+    last = writer.head(DWCONV, (5, 4, 36)) | {
+        "Hk": 1,
+        "Wk": 1,
+        "Sh": 1,
+        "Sw": 1,
+        "Ph": 0,
+        "Pw": 0,
+        "Dh": 0,
+        "Dw": 0,
+    }
+    last |= {"Ho": 5, "Wo": 4, "y": 2, "x": 3, "yi": 2, "xi": 3}
+    places = [{"base": base, "row": 12, "pixel": 3, "group": 1} for base in (2, 70)]
+    writer.operand(SRC, 1, places[0])
+    writer.words.append(word(CONTROL, opcode=CTL, keep=1))
+    writer.emit(last, FUSED)
+    for role, place in ((SRC, places[1]), (DST, places[replaced])):
+        writer.operand(role, 1, place)
+    writer.emit(last, biased=False)
+    compare(writer, *noise(random))
+
+
 @pytest.mark.parametrize("seed", range(80))
 def test_a_program_with_a_flipped_bit_runs_as_its_words_say_or_is_refused(seed: int) -> None:
     random = np.random.default_rng((seed, 7))

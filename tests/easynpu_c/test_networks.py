@@ -153,7 +153,8 @@ def test_digits_gives_the_simulators_logits_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_resnet8_in_strips_and_segments_agrees_to_the_bit(tmp_path: Path) -> None:
-    found = compiled(resnet8(), tmp_path)
+    (tmp_path / "small.toml").write_text("fmap_words = 900\n", encoding="ascii")
+    found = compiled(resnet8(), tmp_path, machine=str(tmp_path / "small.toml"))
     segments = [step for step in found.manifest["steps"] if step["kind"] == "segment"]
     assert len(segments) > 1
     assert any(any(move["start"]) for step in segments for move in step["loads"])  # windows of the image

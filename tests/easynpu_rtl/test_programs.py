@@ -60,6 +60,11 @@ def test_a_second_operand_may_be_replaced_where_it_lies() -> None:
     programs.test_a_second_operand_may_be_replaced_where_it_lies()
 
 
+@pytest.mark.parametrize("replaced", [0, 1])
+def test_a_sum_of_kept_words_may_replace_either_of_its_maps(replaced: int) -> None:
+    programs.test_a_sum_of_kept_words_may_replace_either_of_its_maps(0, replaced)
+
+
 @pytest.mark.parametrize("first", programs.HEADS)
 def test_a_chain_reads_what_the_chain_before_wrote_last_and_never_waits_for_it(first: int) -> None:
     """Every word behind every other, on maps of few pixels: results are still queued as the next one decodes."""

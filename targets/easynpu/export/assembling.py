@@ -181,7 +181,7 @@ def assembled(program: Program, text: bytes) -> Program:
     table = _table(old, words, program.manifest["instructions"])
     manifest = {
         **program.manifest,
-        "steps": _steps(program.manifest, words),
+        **_steps(program.manifest, words),
         "instructions": table,
         "isa": isa.needed(words),
     }
@@ -224,11 +224,14 @@ def _expect_run(program: Program) -> None:
     Runner(program)(inputs)
 
 
-def _steps(manifest: Mapping[str, Any], words: Sequence[Instruction]) -> list[dict[str, Any]]:
-    """The steps with a new number of words. Raises ArtefactError (E504) unless one segment has room for them."""
-    had, steps = len(manifest["instructions"]), list(manifest["steps"])
+def _steps(manifest: Mapping[str, Any], words: Sequence[Instruction]) -> dict[str, Any]:
+    """The steps, and what stays loaded, with a new number of words.
+
+    Raises ArtefactError (E504) unless one segment has room for them.
+    """
+    had, steps, init = len(manifest["instructions"]), list(manifest["steps"]), manifest.get("init", [])
     if len(words) == had:
-        return steps
+        return {"init": init, "steps": steps}
     segments = [at for at, step in enumerate(steps) if step["kind"] == "segment"]
     if len(segments) != 1:
         limit = f"{had}, as {len(segments)} segments had"
@@ -238,9 +241,12 @@ def _steps(manifest: Mapping[str, Any], words: Sequence[Instruction]) -> list[di
         reason = f"the listing has {len(words)} words"
         raise ArtefactError("E504", reason, limit=f"itcm_words = {room}", remedy="fewer instructions")
     segment = steps[segments[0]]
-    images = [each | {"words": len(words)} if each["memory"] == "itcm" else each for each in segment["images"]]
+    init, images = (
+        [each | {"words": len(words)} if each["memory"] == "itcm" else each for each in loads]
+        for loads in (init, segment["images"])
+    )
     steps[segments[0]] = segment | {"count": len(words), "images": images}
-    return steps
+    return {"init": init, "steps": steps}
 
 
 def _table(

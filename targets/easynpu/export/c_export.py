@@ -54,7 +54,7 @@ def exported(program: Program, form: str) -> dict[str, bytes]:
 
 def _map(program: Program, files: Mapping[str, str]) -> bytes:
     """map.json: steps, placements, and the file of every image."""
-    keys = ("target", "machine", "isa", "steps", "placements")
+    keys = ("target", "machine", "isa", "init", "steps", "placements")
     described: dict[str, Any] = {key: program.manifest.get(key) for key in keys}
     described |= {"word_bytes": WORD_BYTES, "files": {Path(name).stem: file for name, file in files.items()}}
     return canonical_json(described)
@@ -116,7 +116,8 @@ def source(program: Program, found: DriverPlan) -> str:
         tables += own
     members: dict[str, Any] = {"inputs": "inputs", "input_count": len(program.inputs)}
     members |= {"outputs": "outputs", "output_count": len(program.outputs)}
-    members |= {"buffers": "buffers", "steps": "steps"}
+    init = [_image(each) for each in Contents.of(program.manifest).init.images]
+    members |= {"buffers": "buffers", "init": "init" if init else "0", "init_count": len(init), "steps": "steps"}
     demands = _requirements(program)
     members |= {"requirements": "requirements", "requirement_count": len(demands)}
     return "".join(
@@ -127,6 +128,7 @@ def source(program: Program, found: DriverPlan) -> str:
             _border("output", program.outputs, found),
             *(_constant(tensors[name], value) for name, value in found.constants.items()),
             array("struct npuc_buffer", "buffers", _buffers(program, found)),
+            array("struct npuc_image", "init", init),
             *tables,
             array("struct npuc_segment", "segments", rows),
             _steps(found, tensors),

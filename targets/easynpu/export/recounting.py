@@ -56,12 +56,12 @@ def recounted(before: Program, after: Program) -> dict[str, Any]:
     had = _rows(before, old)
     rows = [_row(key, words, had.get(key), contents) for key, words in _layers(after).items()]
     total = totals(rows)
-    segments = [segment for segment, _ in segments_of(after)]
     peaks = _peaks(after)
-    images = [image for segment in segments for image in segment.images if image.memory == "itcm"]
+    images = [image for segment in contents.segments for image in segment.images if image.memory == "itcm"]
     traffic = {
         **old["host_traffic"],
-        "instruction_bytes": sum(image.words for image in images) * contents.machine.pes,
+        "instruction_bytes": sum(image.words for image in images) * contents.machine.word_bytes,
+        "initial_bytes": sum(image.words for image in contents.init.images) * contents.machine.word_bytes,
         "computed_macs": sum(words.work for words in _layers(after).values()),
     }
     return {
@@ -178,7 +178,7 @@ def _peaks(program: Program) -> dict[str, int]:
     peaks: dict[str, int] = dict.fromkeys(("fmap", "skip", "weight", "itcm"), 0)
     for segment, chains in segments_of(program):
         for image in segment.images:
-            peaks[image.memory] = max(peaks[image.memory], image.words)
+            peaks[image.memory] = max(peaks[image.memory], image.address + image.words)
         explicit = any(stage.operands for chain in chains for stage in chain.stages)
         for chain in chains:
             maps = [*chain.read, *(each for stage in chain.stages for each in chain.written(stage))]

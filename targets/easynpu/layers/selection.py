@@ -37,7 +37,7 @@ from npuc.targets.easynpu.layers.nodes import (
     interleaved,
     word_of,
 )
-from npuc.targets.easynpu.layers.views import MapView
+from npuc.targets.easynpu.layers.views import MapView, surrounds
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, pack_layer
 from npuc.targets.easynpu.machine.rearrangement import most_written, written_words
@@ -112,6 +112,32 @@ def copies(scope: Scope, node: Node) -> Iterator[Job]:
             yield Job((Stage(word, no_words(), node, None, x),), y)
 
 
+def _within(scope: Scope, node: Node) -> bool:
+    return scope.views.tensors[node.inputs[0]].buffer == scope.views.tensors[node.output].buffer
+
+
+def borders(scope: Scope, node: Node) -> Iterator[Job]:
+    """The padding around a map that lies inside it: the pixel of its value, copied by 1x1 max pools."""
+    inner, outer = (scope.views.tensors[name] for name in (node.inputs[0], node.output))
+    pixel, row, column = scope.views.tensors[node.inputs[-1]], inner.row - outer.row, inner.column - outer.column
+    below, right = row + inner.height, column + inner.width
+    strips = (
+        (0, 0, row, outer.width),
+        (below, 0, outer.height - below, outer.width),
+        (row, 0, inner.height, column),
+        (row, right, inner.height, outer.width - right),
+    )
+    for top, left, high, wide in strips:
+        for part in bands(outer.channels, FIELD_CHANNELS) if high and wide else ():
+            channels = part.stop - part.start
+            x, y = (
+                pixel.pixel_for(channels, high, wide),
+                outer.window((part.start, top, left), (channels, high, wide)),
+            )
+            word = pointwise_word("maxpool", channels, high, wide)
+            yield Job((Stage(word, no_words(), node, None, x),), y, None, scope.start(node, part))
+
+
 def selecting(scope: Scope, node: Node) -> Iterator[Job]:
     """A concatenation as dense 1x1 words that keep psums: every output channel is one input channel times 1.
 
@@ -162,6 +188,8 @@ def select(scope: Scope) -> list[Job]:
 def _jobs(scope: Scope, head: Node, followers: Sequence[Node]) -> Iterator[Job]:
     """The jobs of one node, with the nodes that are fused behind it."""
     match head.op:
+        case "IntConv" if surrounds(head) and _within(scope, head):
+            yield from borders(scope, head)
         case "IntConv":
             yield from convolutions(scope, head, followers)
         case "IntAdd" | "IntMul":

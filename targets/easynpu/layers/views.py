@@ -12,7 +12,7 @@ from dataclasses import field, replace
 
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
-from npuc.ops.attributes import AXES, AXIS, BLOCKSIZE, STARTS
+from npuc.ops.attributes import AXES, AXIS, BLOCKSIZE, PADDING, PADS, SELECTS, STARTS
 from npuc.targets.easynpu.layers.nodes import Shape, concat_offsets, interleaved, is_part, split_offsets
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.memory import LANES, MapPlace
@@ -139,6 +139,8 @@ class _Planner:
                 self._interleave(node, concat)
             elif node.op == "Concat" and node not in never_stored:
                 self._concat(node)
+            elif surrounds(node):
+                self._surround(node)
         for node in self.nodes:
             for name in node.inputs:
                 if name not in self.graph.constants:
@@ -186,6 +188,16 @@ class _Planner:
         self._write_into(node.output, phases)
         self.views[concat.output] = whole
 
+    def _surround(self, node: Node) -> None:
+        """Gives a map its place inside a copy with padding, where the copy holds all of it, and nothing else."""
+        name, pads = node.inputs[0], PADS(node) or (0,) * 4
+        held, copy = self.windows[name], self.windows[node.output]
+        row, column = held.rows[0] + pads[0] - copy.rows[0], held.columns[0] + pads[1] - copy.columns[0]
+        (_, height, width), (_, high, wide) = held.shape, copy.shape
+        inside = 0 <= row <= high - height and 0 <= column <= wide - width and held.channels == copy.channels
+        if inside and name not in self.views and name not in self.parts:
+            self.views[name] = self._view(node.output).window((0, row, column), held.shape)
+
     def _write_into(self, result: str, windows: Sequence[tuple[str, MapView]]) -> None:
         """Lets each operand be written to its window of a result, or notes that it must be copied there.
 
@@ -213,6 +225,11 @@ class _Planner:
             first = self.windows[name].start
             channel, row, column = (start.get(axis + 1, 0) + first[axis] - held.start[axis] for axis in range(3))
             self.views[name] = source.window((channel, row, column), self.shapes[name])
+
+
+def surrounds(node: Node) -> bool:
+    """Whether a node only copies its map into padding of another value (rewrites.with_borders)."""
+    return node.op == "IntConv" and bool(SELECTS(node) and PADDING(node))
 
 
 def concat_window(whole: MapView, axis: int, offset: int, shape: Shape) -> MapView:

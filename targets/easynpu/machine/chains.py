@@ -230,8 +230,8 @@ def _check_maps(chain: Sequence[ChainStage], machine: Machine, low: bool) -> Non
     """Checks that maps are inside their memories, and that no map overwrites another map of the chain.
 
     The machine writes tile by tile while later tiles are still to be read. A result may replace a second operand
-    at the same place, and the one ifmap of a chain whose elements each depend on one input element: a pixel is
-    read before its result is written. A result and its copy are written together.
+    at the same place, and an ifmap of a chain whose elements each depend on one element of it: a pixel is read
+    before its result is written. A result and its copy are written together.
     """
     written = [] if chain[-1].leaves else [(chain[-1], chain[-1].ofmap(machine, not low))]
     written += [(stage, stage.stored()) for stage in chain if stage.layer.stored]
@@ -261,8 +261,8 @@ def _check_maps(chain: Sequence[ChainStage], machine: Machine, low: bool) -> Non
 
 
 def _is_elementwise(chain: Sequence[ChainStage]) -> bool:
-    """Whether every element of the result depends on one element of one ifmap, and of the operands."""
-    if any(stage.reshape is not None or stage.keeps or stage.takes for stage in chain):
+    """Whether every element of the result depends on one element of each ifmap, and of the operands."""
+    if any(stage.reshape is not None or stage.leaves or stage.takes for stage in chain):
         return False
     return not any(is_dense(stage.layer) or _reaches_beyond(stage.layer) for stage in chain)
 

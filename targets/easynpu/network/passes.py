@@ -85,6 +85,7 @@ from npuc.targets.easynpu.layers.kernels import (
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
+from npuc.targets.easynpu.network.unread_channels import drop_unread_channels
 
 MOST_WEIGHTS = 1 << 22
 """The most elements of a matrix; a Resize that needs a larger one is not changed."""
@@ -455,6 +456,7 @@ _FORMS: tuple[Pass, ...] = (
     subtract_by_adding,
     batch_norm_to_conv,
     ConvTransposeToConvs(LANES),
+    drop_unread_channels,
 )
 _SHAPES: tuple[Pass, ...] = (
     split_max_pool,

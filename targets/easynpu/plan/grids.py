@@ -16,6 +16,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.jobs import Job
 from npuc.targets.easynpu.layers.nodes import map_shape
+from npuc.targets.easynpu.layers.views import surrounds
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, groups
@@ -101,6 +102,8 @@ def shares_of(jobs: Sequence[Job]) -> dict[str, JobShare]:
             if stage.shares:  # the channels of a chunk; the last ones may need words of their own
                 again = before.table_words if stage.node.output in known else weights
             shared = before.shared + stage.loaded.tobytes() if stage.shares else b""
+            if surrounds(stage.node) and not len(stage.block):  # a border: few pixels
+                sweeps = 0
             cycles = before.pixel_cycles + sweeps * groups(word.Co)
             found[stage.node.output] = JobShare(weights, again, cycles, shared)
     return found

@@ -16,8 +16,10 @@ from npuc.host.allocation import Buffer, allocate, fits, lower_bound, peak
 from npuc.targets.easynpu.layers.jobs import Job, Stage
 from npuc.targets.easynpu.layers.views import MapView, Views
 from npuc.targets.easynpu.layers.windows import MapWindow
-from npuc.targets.easynpu.machine.memory import MapPlace, feature_words, low_end
+from npuc.targets.easynpu.machine.isa import Layer
+from npuc.targets.easynpu.machine.memory import LANES, MapPlace, feature_words, groups, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.timing import is_dense
 
 
 @frozen
@@ -98,11 +100,16 @@ def explicit(run: Run, machine: Machine) -> Placement:
     """The placement with an address for every buffer: operands of additions in the skip DTCM if there is room.
 
     The copy of a result goes there too and the result itself does not, as a DTCM takes one word a cycle. Raises
-    DoesNotFit (E302) where the buffers alive together exceed both memories, or a result and its copy share one.
+    DoesNotFit (E302) where the buffers alive together exceed both memories, or a result and its copy share one. A
+    result takes the place of a map of its size that its jobs are the last to read, element by element.
     """
-    buffers = _lifetimes(run)
+    replaced = _replaced(run)
+    holders: dict[str, str] = {}
+    for name, view in replaced.items():
+        holders[name] = holders.get(view.buffer, view.buffer)
+    buffers = shared(_lifetimes(run), holders)
     copied = [(job, job.kept.buffer) for job in run.jobs if job.kept is not None]
-    operands = {job.operand.buffer for job in run.jobs if job.operand is not None}
+    operands = {holders.get(job.operand.buffer, job.operand.buffer) for job in run.jobs if job.operand is not None}
     operands -= {job.result.buffer for job, _ in copied}
     skip, fmap = assign(buffers, operands | {copy for _, copy in copied}, machine)
     in_fmap = {buffer.name for buffer in fmap}
@@ -119,7 +126,80 @@ def explicit(run: Run, machine: Machine) -> Placement:
         "fmap": Usage(needed, lower_bound(fmap)),
         "skip": Usage(peak(skip, in_skip), lower_bound(skip)),
     }
-    return _explicit_places(run, addresses, in_skip, usage)
+    return _explicit_places(run, addresses, in_skip, usage, replaced)
+
+
+def shared(buffers: Sequence[Buffer], holders: Mapping[str, str]) -> list[Buffer]:
+    """The buffers without those that lie in another's place, which is in use as long as either."""
+    found: dict[str, Buffer] = {}
+    for each in buffers:
+        name = holders.get(each.name, each.name)
+        known = found.get(name, each)
+        found[name] = Buffer(name, known.size, min(known.first, each.first), max(known.last, each.last))
+    return list(found.values())
+
+
+def _replaced(run: Run) -> dict[str, MapView]:
+    """For every buffer that takes the place of a map that its jobs are the last to read, this map."""
+    found: dict[str, MapView] = {}
+    reads: dict[str, list[tuple[int, MapView]]] = {}
+    writes: dict[str, list[int]] = {}
+    for at, job in enumerate(run.jobs):
+        for view in job.reads:
+            reads.setdefault(view.buffer, []).append((at, view))
+        for view in job.writes:
+            writes.setdefault(view.buffer, []).append(at)
+    loaded = {view.buffer for view in run.inputs.values()}
+    staying = {view.buffer for view in run.outputs.values()}
+    staying |= {view.buffer for job in run.jobs if job.kept is not None for view in job.writes}
+    for result, jobs in writes.items():
+        if result in loaded or any(run.jobs[at].kept for at in jobs):
+            continue
+        first = run.jobs[jobs[0]]
+        for source in (around(run.views, view, first.result) for view in replaceable_by(first)):
+            if source is None:
+                continue
+            later = [(at, view) for at, view in reads.get(source.buffer, ()) if at >= jobs[0]]
+            mine = all(at in jobs and _is_replaced(run.jobs[at], view, source) for at, view in later)
+            if later and mine and source.buffer not in staying and max(writes.get(source.buffer, [-1])) < jobs[0]:
+                found[result] = source
+                break
+    return found
+
+
+def around(views: Views, view: MapView, result: MapView) -> MapView | None:
+    """Where a result's buffer would lie around a view that the result replaces; None if no map surrounds it so."""
+    if (view.group, view.group_step) != (result.group, result.group_step) or view.buffer == result.buffer:
+        return None
+    (depth, high, wide), (channels, height, width) = views.buffers[view.buffer], views.buffers[result.buffer]
+    row, column = view.row - result.row, view.column - result.column
+    inside = 0 <= row <= high - height and 0 <= column <= wide - width and groups(depth) == groups(channels)
+    return MapView(view.buffer, channels, height, width, 0, row, column) if inside else None
+
+
+def _is_replaced(job: Job, view: MapView, source: MapView) -> bool:
+    """Whether a job reads a view where it writes, if its result takes the place of a map."""
+    y = job.result
+    here = source.window((LANES * y.group, y.row, y.column), (y.channels, y.height, y.width))
+    return view in replaceable_by(job) and here == view and y.row_step == y.column_step == 1
+
+
+def replaceable_by(job: Job) -> tuple[MapView, ...]:
+    """The maps that a job's result may replace: a pixel of them is read before that of the result is written.
+
+    Those of a second operand, and all that a job reads which computes every element from the same elements.
+    """
+    operand = () if job.operand is None else (job.operand,)
+    words = [stage.word for stage in job.stages]
+    if job.takes or job.leaves or not all(isinstance(word, Layer) for word in words):
+        return ()
+    alone = all(isinstance(word, Layer) and not is_dense(word) and is_pointwise(word) for word in words)
+    return job.reads if alone else operand
+
+
+def is_pointwise(word: Layer) -> bool:
+    """Whether a word reads one pixel for each of its result."""
+    return (word.Hk, word.Wk, word.Sh, word.Sw, word.Ph, word.Pw) == (1, 1, 1, 1, 0, 0)
 
 
 def _not_apart(job: Job, words: int) -> DoesNotFit:
@@ -152,11 +232,17 @@ def placeable(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -
 
 
 def _explicit_places(
-    run: Run, in_fmap: Mapping[str, int], in_skip: Mapping[str, int], usage: Mapping[str, Usage]
+    run: Run,
+    in_fmap: Mapping[str, int],
+    in_skip: Mapping[str, int],
+    usage: Mapping[str, Usage],
+    replaced: Mapping[str, MapView],
 ) -> Placement:
     """The placement with every view at its address within its buffer."""
 
     def place(view: MapView) -> MapPlace:
+        if view.buffer in replaced:
+            return view.within(place(replaced[view.buffer]))
         memory, base = ("fmap", in_fmap[view.buffer]) if view.buffer in in_fmap else ("skip", in_skip[view.buffer])
         channels, _, width = run.views.buffers[view.buffer]
         return view.within(low_end(memory, base, channels, width))

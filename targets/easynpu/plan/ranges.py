@@ -20,6 +20,7 @@ from npuc.targets.easynpu.layers.convolutions import parts_in_turn
 from npuc.targets.easynpu.layers.kernels import MOST_EXTENT, MOST_STEP
 from npuc.targets.easynpu.layers.nodes import (
     POINTWISE,
+    WORD_OP,
     fused_behind,
     interleaved,
     is_batch_norm,
@@ -27,13 +28,14 @@ from npuc.targets.easynpu.layers.nodes import (
     map_shape,
 )
 from npuc.targets.easynpu.layers.tiling import legal_tiles
-from npuc.targets.easynpu.layers.views import Views, views_of
+from npuc.targets.easynpu.layers.views import Views, surrounds, views_of
 from npuc.targets.easynpu.layers.windows import (
     MapWindow,
     Sliding,
     anchored,
     is_channelwise,
     is_tileable,
+    operand_of,
     ranges_for,
     whole,
 )
@@ -42,7 +44,7 @@ from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import Chains, Readings, TileRun, readings_of
 from npuc.targets.easynpu.plan.grids import AxisRanges, Grid, JobShare, Strip, cuts, together
-from npuc.targets.easynpu.plan.placement import Streams, cut, placeable
+from npuc.targets.easynpu.plan.placement import Streams, around, cut, placeable, shared
 from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
 
@@ -217,6 +219,7 @@ class Range:
         first = dict.fromkeys((buffer[name] for name in self.inputs), 0)
         last = dict(first)
         operands: set[str] = set()
+        replaced: dict[str, tuple[int, Node, list[str]]] = {}
         for step, node in enumerate(self.nodes):
             if node.output in inner:
                 continue
@@ -231,9 +234,29 @@ class Range:
             for name in (*reads, *node.outputs):
                 first.setdefault(buffer[name], step)
                 last[buffer[name]] = step
+            if first[buffer[node.output]] == step:
+                replaced[buffer[node.output]] = step, node, replaceable_by(self.graph, node, self.before)
         last.update({buffer[name]: len(self.nodes) for name in self.outputs})
+        holders: dict[str, str] = {}
+        for result, (step, node, names) in replaced.items():
+            for name in names:
+                view, place = views.tensors[name], buffer[name]
+                y = views.tensors[node.output]
+                alike = (view.channels, view.height, view.width) == (y.channels, y.height, y.width)
+                last_read = (
+                    last[place] == step and sum(buffer.get(each) == place for each in self._read_at(step)) == 1
+                )
+                if alike and last_read and result not in holders and around(views, view, y) is not None:
+                    holders[result] = holders.get(place, place)
         found = [Buffer(name, feature_words(*views.buffers[name]), first[name], last[name]) for name in first]
-        return found, operands
+        return shared(found, holders), {holders.get(name, name) for name in operands}
+
+    def _read_at(self, step: int) -> Iterator[str]:
+        """The tensors that a chain reads, which ends with a node."""
+        chain: Node | None = self.nodes[step]
+        while chain is not None:
+            yield from chain.inputs
+            chain = self.before.get(chain)
 
     def _axes(self, tail: Range | None) -> tuple[AxisRanges, ...]:
         """The ranges along channels, rows and columns; empty where the range cannot be computed by itself."""
@@ -364,6 +387,19 @@ class Range:
         return (words @ held.T).max(axis=-1) <= self.machine.fmap_words + self.machine.skip_words
 
 
+def replaceable_by(graph: Graph, node: Node, before: Mapping[Node, Node]) -> list[str]:
+    """The maps that the result of a chain, which ends with a node, may replace (placement.replaceable_by)."""
+    chain = [node]
+    while chain[0] in before:
+        chain.insert(0, before[chain[0]])
+    if node.op in ("Concat", "DepthToSpace") or any(each.op == WORD_OP for each in graph.readers[node.output]):
+        return []
+    operand, head = operand_of(chain), chain[0]
+    alone = head.op in (*POINTWISE, "IntAdd", "IntSum", "IntMul") or is_batch_norm(graph, head)
+    mapped = [name for name in head.inputs[:2] if name not in graph.constants] if alone else []
+    return list(dict.fromkeys([*([operand] if operand else []), *mapped]))
+
+
 def _may_fit(words: Array, alive: Array, capacities: Sequence[int]) -> Array:
     """The grids for which a placement is not ruled out; words: (..., tensors), alive: (steps, tensors).
 
@@ -454,5 +490,14 @@ def _alive(
         last[index[holder[name]]] = len(nodes) - 1
     steps = np.arange(len(nodes))[:, None]
     alive = (np.array(first) <= steps) & (steps <= np.array(last))
+    for node in nodes:
+        if surrounds(node) and node.inputs[0] in index:  # which may lie inside
+            alive[:, index[node.inputs[0]]] &= ~alive[:, index[node.output]]
+    for step, node in enumerate(nodes):
+        for name in replaceable_by(graph, node, before):
+            alike = name in index and graph.shape(name) == graph.shape(node.output)
+            if alike and last[index[name]] == step and name not in outputs:
+                alive[step, index[name]] = False
+                break
     alive[:, sorted(merged)] = False
     return alive.astype(np.int64)

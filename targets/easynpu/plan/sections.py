@@ -17,11 +17,9 @@ from npuc.host.allocation import Buffer, allocate, fits, lower_bound, peak
 from npuc.targets.easynpu.layers.jobs import Job
 from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.layers.windows import MapWindow
-from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, MapPlace, groups, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.timing import is_dense
-from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, Run, Usage, assign
+from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, Run, Usage, assign, replaceable_by
 
 
 @frozen
@@ -105,7 +103,7 @@ class _Sections:
                 self.lives[section].stored = True
 
     def _take_over(self, at: int, job: Job) -> None:
-        if not _is_elementwise(job):
+        if len(job.sources) != 1 or job.sources[0] not in replaceable_by(job):
             return
         source, result = self.of(job.sources[0]), self.of(job.result)
         before, after = self.lives[source], self.lives[result]
@@ -246,15 +244,3 @@ def _joined(buffer: str, spans: Sequence[tuple[int, int]]) -> Iterator[Section]:
             yield Section(buffer, first, end)
         first, end = start, stop
     yield Section(buffer, first, end)
-
-
-def _is_elementwise(job: Job) -> bool:
-    """Whether every element of the result depends only on the same element of one map and of the operands."""
-    words = [stage.word for stage in job.stages]
-    if len(job.sources) != 1 or not all(isinstance(word, Layer) for word in words):
-        return False
-    return all(isinstance(word, Layer) and not is_dense(word) and _is_pointwise(word) for word in words)
-
-
-def _is_pointwise(word: Layer) -> bool:
-    return (word.Hk, word.Wk, word.Sh, word.Sw, word.Ph, word.Pw) == (1, 1, 1, 1, 0, 0)

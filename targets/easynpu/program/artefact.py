@@ -134,20 +134,24 @@ class Contents:
     """What the simulator reads from a manifest."""
 
     steps: tuple[Step, ...]
+    """Of every inference."""
     instructions: tuple[Produced, ...]
     machine: Machine
+    init: Segment
+    """Loads images before the first inference, which stay; it runs no words."""
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
         """The contents of a manifest. Raises ArtefactError (E502) where npuc cannot have written it."""
         machine = recorded_machine(manifest, Machine.of)
+        init = Segment(read(tuple[ImageLoad, ...], manifest.get("init", []), "init"), (), 0, ())
         steps = steps_of(manifest, Segment)
-        for number, step in enumerate(steps):
+        for where, step in (("init", init), *((f"steps[{number}]", step) for number, step in enumerate(steps))):
             for each in (*step.images, *step.loads, *step.stores) if isinstance(step, Segment) else ():
                 if not each.possible:
-                    raise damage_error(f"steps[{number}] has {each}")
+                    raise damage_error(f"{where} has {each}")
         table = read(tuple[Produced, ...], manifest.get("instructions"), "instructions")
-        return cls(steps, _table(table), machine)
+        return cls(steps, _table(table), machine, init)
 
     @property
     def segments(self) -> list[Segment]:

@@ -29,7 +29,7 @@ from npuc.targets.easynpu.layers.rewrites import (
 from npuc.targets.easynpu.layers.support import HOST
 from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine import isa
-from npuc.targets.easynpu.machine.memory import LANES, Map, MapPlace, groups
+from npuc.targets.easynpu.machine.memory import Map, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.apart import TensorWindow, places, with_taps_apart
 from npuc.targets.easynpu.plan.documented import expect_words
@@ -41,7 +41,6 @@ from npuc.targets.easynpu.plan.placement import (
     PlacedJob,
     Placement,
     Run,
-    Streams,
     Usage,
     cut,
     explicit,
@@ -52,6 +51,7 @@ from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, pieces, without_data
+from npuc.targets.easynpu.program.residence import EmittedRun, WeightImage, arranged, resident
 
 
 class Resident:
@@ -160,6 +160,8 @@ class Lowered:
     quantised: Quantised
     """The network, its integer graph with every tensor that lowering makes: repeated operands, reshape words, maps
     that are stored apart."""
+    init: tuple[ImageLoad, ...]
+    """What is loaded before the first inference, and stays."""
     steps: tuple[Step, ...]
     words: tuple[isa.Instruction, ...]
     weights: bytes
@@ -186,11 +188,8 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     graph, apart = (graph, frozenset[str]()) if documented else with_taps_apart(graph, machine)
     windows = places(graph, apart)
     regions = regions_of(graph, machine, documented=documented, moved=apart)
-    steps: list[Step] = []
-    words: list[isa.Instruction] = []
-    weights, maps = _WeightImage(), Resident()
-    jobs: list[EmittedJob] = []
-    usage: list[Mapping[str, Usage]] = []
+    steps: list[HostStep | EmittedRun] = []
+    streams = WeightImage()
     read: set[str] = set()
     considered: list[Mapping[str, StripPlan]] = []
     for region in regions:
@@ -201,25 +200,48 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
         best, found = computed(graph, region.array, machine, documented, objective)
         considered.append(best)
         for placement in found:
-            emitted = [emit_job(_told(each, windows), machine) for each in placement.jobs]
-            stream = b"".join(job.weights.tobytes() for job in emitted)
-            segment = _segment(graph, windows, placement, emitted, len(words), weights.load(stream, emitted))
-            steps.append(replace(segment, loads=maps.load(segment.loads)))
-            maps.run(placement, segment)
-            words += [word for job in emitted for word in job.words]
-            jobs += map(without_data, emitted)
-            usage.append(placement.usage)
-    peaks = _usage(usage, steps)
+            full = [emit_job(_told(each, windows), machine) for each in placement.jobs]
+            stream = streams.add(b"".join(job.weights.tobytes() for job in full))
+            jobs = tuple(map(without_data, full))
+            steps.append(EmittedRun(replace(placement, jobs=tuple(each.placed for each in jobs)), jobs, stream))
+    emitted = [step for step in steps if isinstance(step, EmittedRun)]
+    parts = [[each] for each in emitted] if documented or not emitted else arranged(emitted, machine)
+    runs = [*chain.from_iterable(parts)]
+    init, loads = resident([(run.stream, run.weights_at) for run in runs], machine)
+    made = _segments(graph, windows, runs, loads)
+    if len(made) == 1:
+        words, *others = made[0].images
+        init, made = (words, *init), [replace(made[0], images=tuple(others))]
+    in_order, in_parts, done = iter(made), iter(parts), list[Step]()
+    for step in steps:
+        done += [step] if isinstance(step, HostStep) else [next(in_order) for _ in next(in_parts)]
     return Lowered(
         replace(quantised, graph=graph),
-        without_dead_stores(steps, graph.outputs),
-        tuple(words),
-        bytes(weights.image),
-        tuple(jobs),
-        peaks,
+        init,
+        without_dead_stores(done, graph.outputs),
+        tuple(word for run in runs for job in run.jobs for word in job.words),
+        bytes(streams.image),
+        tuple(job for run in runs for job in run.jobs),
+        _usage(runs, [Segment(init, (), 0, ()), *made]),
         tuple(considered),
         windows,
     )
+
+
+def _segments(
+    graph: Graph,
+    windows: Mapping[str, TensorWindow],
+    runs: Sequence[EmittedRun],
+    loads: Sequence[tuple[ImageLoad, ...]],
+) -> list[Segment]:
+    """The segments, each without the maps that are in the DTCMs. loads: the weights that each loads."""
+    maps, words, found = Resident(), 0, list[Segment]()
+    for run, weights in zip(runs, loads, strict=True):
+        segment = _segment(graph, windows, run.placement, run.jobs, words, weights)
+        found.append(replace(segment, loads=maps.load(segment.loads)))
+        maps.run(run.placement, segment)
+        words += segment.count
+    return found
 
 
 def _told(placed: PlacedJob, windows: Mapping[str, TensorWindow]) -> PlacedJob:
@@ -237,32 +259,6 @@ def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool
     if documented:
         return sum(each.size for each in maps) <= machine.fmap_words
     return placeable(maps, set(), machine)
-
-
-class _WeightImage:
-    """The weight file: every distinct stream once; words that the DTCM still holds are not loaded again."""
-
-    def __init__(self) -> None:
-        self.image = bytearray()
-        self.starts: dict[bytes, int] = {}
-        self.streams = Streams()
-
-    def load(self, stream: bytes, jobs: Sequence[EmittedJob]) -> tuple[ImageLoad, ...]:
-        """The loads of a segment with this weight stream: the words that the DTCM does not hold for its layers."""
-        streaming = [job.placed.job for job in jobs if len(job.weights)]
-        layers = tuple((job.stages[-1].node.output, job.start[0]) for job in streaming)
-        in_turn = any(job.placed.job.takes or job.placed.job.leaves for job in jobs)
-        if not stream:
-            return ()
-        words = self.streams.load((stream, layers), len(stream) // LANES)
-        if in_turn:
-            words = len(stream) // LANES
-        if not words:
-            return ()
-        if stream not in self.starts:
-            self.starts[stream] = len(self.image) // LANES
-            self.image += stream
-        return (ImageLoad("weight", 0, "weight.bin", self.starts[stream], words),)
 
 
 def computed(
@@ -404,22 +400,22 @@ def _host_step(graph: Graph, node: Node, regions: Sequence[Region], region: Regi
     return host_step(graph, node, HOST.get(node.op, REASON), at_border=at_border)
 
 
-def _usage(runs: Sequence[Mapping[str, Usage]], steps: Sequence[Step]) -> dict[str, Usage]:
-    """Peak and lower bound of every memory over all runs, in words."""
+def _usage(runs: Sequence[EmittedRun], segments: Sequence[Segment]) -> dict[str, Usage]:
+    """Peak and lower bound of every memory over all runs, in words. segments: with the initialisation."""
     found = {
         memory: Usage(
-            max((usage[memory].peak for usage in runs), default=0),
-            max((usage[memory].lower_bound for usage in runs), default=0),
+            max((run.placement.usage[memory].peak for run in runs), default=0),
+            max((run.placement.usage[memory].lower_bound for run in runs), default=0),
         )
         for memory in ("fmap", "skip")
     }
-    for memory in ("weight", "itcm"):
-        loads = [
-            image.words
-            for step in steps
-            if isinstance(step, Segment)
-            for image in step.images
-            if image.memory == memory
-        ]
-        found[memory] = Usage(max(loads, default=0), max(loads, default=0))
+    least = {
+        "weight": max((run.stream[1] for run in runs), default=0),
+        "itcm": max((segment.count for segment in segments), default=0),
+    }
+    for memory, lower_bound in least.items():
+        ends = (
+            each.address + each.words for segment in segments for each in segment.images if each.memory == memory
+        )
+        found[memory] = Usage(max(ends, default=0), lower_bound)
     return found

@@ -1,9 +1,9 @@
 """The compile report of an EasyNPU program, the manifest's tables, and the traffic between host and DTCMs.
 
-What every program moves are the elements that outputs depend on, once and without the unused lanes of words: of
-maps that enter the array first and leave it last, and of weights. Equal kernels count once, in whatever order
-their weights lie, and zeros, biases, tables and what lowering adds do not count. The division between array and
-host is that of the program.
+What every inference moves are the elements that outputs depend on, once and without the unused lanes of words: of
+maps that enter the array first and leave it last, and of weights beyond those that the weight DTCM can keep. Equal
+kernels count once, in whatever order their weights lie, and zeros, biases, tables and what lowering adds do not
+count. The division between array and host is that of the program.
 """
 
 from __future__ import annotations
@@ -158,6 +158,7 @@ def manifest(lowered: Lowered, machine: Machine, *, documented: bool) -> tuple[d
         "target": "easynpu",
         "machine": machine.as_dict(),
         "isa": "documented" if documented else isa.needed(lowered.words),
+        "init": [asdict(each) for each in lowered.init],
         "steps": [steps.as_json(step) for step in lowered.steps],
         "instructions": instruction_table(lowered.jobs, lowered.quantised.graph),
         "placements": _placements(lowered),
@@ -194,11 +195,15 @@ ALIKE = (*POINTWISE, "IntAdd", "IntMul", "IntSum", "QuantizeLinear", "Dequantize
 """Every element depends on the same element of the operands."""
 
 
-def _least_bytes(graph: Graph, nodes: Collection[Node], loaded: set[str], stored: set[str]) -> int:
-    """The bound. nodes: those that the array computes; loaded, stored: the tensors that the program moves."""
+def _least_bytes(graph: Graph, nodes: Collection[Node], loaded: set[str], stored: set[str], kept: int) -> int:
+    """The bound. nodes: those that the array computes; loaded, stored: the tensors that the program moves.
+
+    kept: bytes of weights that a machine keeps from inference to inference.
+    """
     parts = _depended_on(graph, _largest)
     maps = sum(_size(parts[name]) for name in _borders(graph, loaded, stored) if name in parts)
-    return maps + sum(map(len, _kernels(graph, nodes, _depended_on(graph, _of_all_channels))))
+    weights = sum(map(len, _kernels(graph, nodes, _depended_on(graph, _of_all_channels))))
+    return maps + max(weights - kept, 0)
 
 
 def _depended_on(graph: Graph, merge: Callable[[Sequence[Part]], Part]) -> dict[str, Part]:
@@ -347,7 +352,8 @@ def host_traffic(lowered: Lowered, machine: Machine) -> dict[str, Any]:
         "map_bytes": maps * machine.word_bytes,
         "weight_bytes": weights * machine.word_bytes,
         "instruction_bytes": sum(image.words for image in images if image.memory == "itcm") * isa.WORD_BYTES,
-        "least_bytes": _least_bytes(graph, nodes, loaded, stored),
+        "initial_bytes": sum(image.words for image in lowered.init) * machine.word_bytes,
+        "least_bytes": _least_bytes(graph, nodes, loaded, stored, machine.weight_words * machine.word_bytes),
         "optimum_bytes": _optimum(lowered.plans, maps + weights, machine),
         "plans": [_row(objective, lowered.plans, machine) for objective in OBJECTIVES],
         "computed_macs": computed,
@@ -355,13 +361,17 @@ def host_traffic(lowered: Lowered, machine: Machine) -> dict[str, Any]:
 
 
 def time(cycles: int, traffic: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
-    """Cycles of all transfers, and of computation and transfers one after the other, as plans weigh them."""
+    """Cycles of all transfers, and of computation and transfers one after the other, as plans weigh them.
+
+    The first inference also loads what stays.
+    """
     size = sum(traffic[each] for each in ("map_bytes", "weight_bytes", "instruction_bytes"))
-    transfers = -(-size // machine.host_bytes_per_cycle)
+    transfers, initial = (-(-each // machine.host_bytes_per_cycle) for each in (size, traffic["initial_bytes"]))
     return {
         "bytes_per_cycle": machine.host_bytes_per_cycle,
         "transfer_cycles": transfers,
         "cycles_with_transfers": cycles + transfers,
+        "first_inference_cycles": cycles + transfers + initial,
     }
 
 

@@ -68,12 +68,14 @@ Wave = tuple[Tiles, ...]
 """Tiles that may run in any order."""
 
 
-def planned(steps: Sequence[Step], simulator: Simulator) -> list[HostStep | Wave]:
-    """The steps of a program in order, its segments as tiles.
+def planned(steps: Sequence[Step], simulator: Simulator, init: Segment | None = None) -> list[HostStep | Wave]:
+    """The steps of an inference in order, its segments as tiles. init: what has been loaded before.
 
     Raises ArtefactError (E503) for words that no machine executes.
     """
     decoder, memories = simulator.state(0), _Memories(simulator.machine)
+    if init is not None:
+        simulator.decoded(init, decoder)
     runs: list[HostStep | list[int]] = []
     for step in steps:
         if isinstance(step, HostStep):
@@ -321,6 +323,8 @@ class Runner:
             self._collect(seen, number, values)
 
         watch = None if observe is None else collect
+        if self.executor is not None and self.contents.init.images:
+            self.executor.run(self.contents.init, state, tensors)
         for step in self.contents.steps if self.executor is not None else self._plan:
             if isinstance(step, HostStep):
                 step.run(tensors)
@@ -337,7 +341,7 @@ class Runner:
 
     @cached_property
     def _plan(self) -> Sequence[HostStep | Wave]:
-        return planned(self.contents.steps, self.simulator)
+        return planned(self.contents.steps, self.simulator, self.contents.init)
 
     def run_wave(
         self, wave: Wave, state: MachineState, tensors: dict[str, Array], watch: WordObserver | None

@@ -119,11 +119,14 @@ def chains_of(words: Sequence[Instruction], first: int, machine: Machine) -> Ite
 
 
 def segments_of(program: Program) -> Iterator[tuple[Segment, list[Chain]]]:
-    """Every segment with its chains, in order. Raises ArtefactError (E502, E503) for what cannot be run."""
+    """Every segment with its chains, in order; the first one loads what stays, if anything does.
+
+    Raises ArtefactError (E502, E503) for what cannot be run.
+    """
     contents = Contents.of(program.manifest)
     words: tuple[Instruction, ...] = ()
     first = 0
-    for segment in contents.segments:
+    for segment in (*([contents.init] if contents.init.images else []), *contents.segments):
         for image in segment.images:
             if image.memory == "itcm":
                 first, words = image.start, isa.bytes_to_words(image.data(program.files, contents.machine))

@@ -150,15 +150,22 @@ const void *npuc_from(const struct npuc_inference *all, uint32_t tensor)
     return buffer->where == NPUC_INPUT ? all->inputs[buffer->at] : npuc_to(all, tensor);
 }
 
-static int run_segment(const struct npuc_segment *segment, const struct npuc_inference *all)
+static int load_images(const struct npuc_image *images, uint32_t count)
 {
     uint32_t i;
     int failed = 0;
 
-    for (i = 0; !failed && i < segment->image_count; i++) {
-        const struct npuc_image *image = &segment->images[i];
-        failed = npuc_write(image->memory, image->address, image->words, image->count);
+    for (i = 0; !failed && i < count; i++) {
+        failed = npuc_write(images[i].memory, images[i].address, images[i].words, images[i].count);
     }
+    return failed;
+}
+
+static int run_segment(const struct npuc_segment *segment, const struct npuc_inference *all)
+{
+    uint32_t i;
+    int failed = load_images(segment->images, segment->image_count);
+
     for (i = 0; !failed && i < segment->load_count; i++) {
         failed = load(&segment->loads[i], npuc_from(all, segment->loads[i].tensor));
     }
@@ -200,6 +207,11 @@ int npuc_check(const struct npuc_program *program, npuc_register *read)
         }
     }
     return 0;
+}
+
+int npuc_init(const struct npuc_program *program)
+{
+    return load_images(program->init, program->init_count);
 }
 
 int npuc_play(const struct npuc_segment *segments, uint32_t count, const struct npuc_inference *all)

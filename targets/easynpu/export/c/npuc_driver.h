@@ -2,8 +2,8 @@
  * Runs an EasyNPU program: plain C99, no heap, of the C library only math.h, string.h and stdint.h.
  *
  * You supply three functions that access the machine (npuc_write, npuc_read, npuc_run) and the buffers of one
- * inference; npuc_infer does the rest. The program itself is the table in npuc_program.c. If the machine has
- * identification registers, npuc_check uses a fourth function to check that the program suits it.
+ * inference; npuc_init, called once, and npuc_infer do the rest. The program itself is the table in npuc_program.c. If
+ * the machine has identification registers, npuc_check uses a fourth function to check that the program suits it.
  */
 #ifndef NPUC_DRIVER_H
 #define NPUC_DRIVER_H
@@ -121,6 +121,8 @@ struct npuc_program {
     const struct npuc_tensor *outputs;
     uint32_t output_count;
     const struct npuc_buffer *buffers;
+    const struct npuc_image *init; /* words that stay in the machine from inference to inference */
+    uint32_t init_count;
     int (*steps)(const struct npuc_inference *all);
     const struct npuc_requirement *requirements;
     uint32_t requirement_count;
@@ -133,6 +135,12 @@ struct npuc_program {
 #define NPUC_UNFIT (-4096)
 
 int npuc_check(const struct npuc_program *program, npuc_register *read);
+
+/*
+ * Loads the words that stay in the machine. Call it before the first inference, and again when anything else has used
+ * the machine or its power was off. Returns 0, or the error of npuc_write.
+ */
+int npuc_init(const struct npuc_program *program);
 
 /*
  * One inference. inputs, outputs: a buffer each, in the program's order, `bytes` long, aligned for its type; arena:

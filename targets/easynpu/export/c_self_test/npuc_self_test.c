@@ -65,6 +65,8 @@ long npuc_self_test(void *arena, struct npuc_difference *first)
     uint32_t sample, number, at;
 
     memset(first, 0, sizeof *first);
+    if (npuc_init(&npuc_program))
+        return -1;
     for (sample = 0; sample < npuc_vector_count; sample++) {
         const struct npuc_vector *each = &npuc_vectors[sample];
         void *outputs[NPUC_OUTPUTS];

@@ -83,7 +83,12 @@ int main(int count, char **arguments)
         return 1;
     }
     npuc_model_power_up();
-    failed = run(in, out);
+    if (npuc_init(&npuc_program)) {
+        fprintf(stderr, "the machine model stopped: %s\n", npuc_model_fault());
+        failed = 1;
+    } else {
+        failed = run(in, out);
+    }
     fclose(in);
     return fclose(out) || failed;
 }

@@ -1,0 +1,182 @@
+"""Weights that stay in their DTCM from inference to inference.
+
+Every stream of weights has a place in the weight DTCM. Where all fit, they lie one behind the other; otherwise
+those that would be loaded most lie behind the room that the others share, from word 0 on, and long runs are
+divided so that this room is small. What the DTCM holds is not loaded again. An initialisation loads what is there
+when an inference begins, which is also there when it ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import field, replace
+
+import numpy as np
+
+from npuc.frozen import frozen
+from npuc.ir import Array
+from npuc.targets.easynpu.layers.jobs import Stage
+from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.plan.placement import Placement
+from npuc.targets.easynpu.program.artefact import ImageLoad
+from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, without_data
+
+Stream = tuple[int, int]
+"""The first word of a stream in the weight image, and its words."""
+WORTH = 4
+"""Words of the shortest stream for which a segment, or a word that sets its address, is worth while."""
+NONE = -2
+"""In place of a word of the image; two less than the first one, as words that follow one another differ by 1."""
+MOST_ROOMS = 16
+"""The most divisions of runs that are compared."""
+
+
+@frozen
+class WeightImage:
+    """The weight file: every distinct stream once."""
+
+    image: bytearray = field(default_factory=bytearray)
+    starts: dict[bytes, int] = field(default_factory=dict[bytes, int])
+
+    def add(self, stream: bytes) -> Stream:
+        """A stream's place in the file."""
+        if stream not in self.starts:
+            self.starts[stream] = len(self.image) // LANES
+            self.image.extend(stream)
+        return self.starts[stream], len(stream) // LANES
+
+
+@frozen
+class EmittedRun:
+    """A placed run with its emitted jobs, without their weights, which are a stream of the weight image."""
+
+    placement: Placement
+    """Its jobs have no weights either."""
+    jobs: tuple[EmittedJob, ...]
+    stream: Stream
+    weights_at: int = 0
+    """Address of the stream in the weight DTCM."""
+
+    def divided(self, room: int) -> Iterator[EmittedRun]:
+        """The run in parts whose streams have at most so many words, or one job each.
+
+        Only where addresses are explicit, so that a part finds its maps, and no job streams another's words.
+        """
+        stages = [stage for job in self.jobs for stage in job.placed.job.stages]
+        if any(stage.weights_at is not None for stage in stages) or not all(e.placed.explicit for e in self.jobs):
+            yield self
+            return
+        parts: list[list[EmittedJob]] = [[]]
+        for job in self.jobs:
+            if parts[-1] and sum(len(each.weights) for each in (*parts[-1], job)) > room:
+                parts.append([])
+            parts[-1].append(job)
+        start = self.stream[0]
+        for part in parts:
+            inputs, outputs = self.placement.inputs, self.placement.outputs
+            placement = replace(
+                self.placement,
+                jobs=tuple(each.placed for each in part),
+                inputs=inputs if part is parts[0] else (),
+                outputs=outputs if part is parts[-1] else (),
+            )
+            words = sum(len(each.weights) for each in part)
+            yield replace(self, placement=placement, jobs=tuple(part), stream=(start, words))
+            start += words
+
+    def with_weights_at(self, base: int, machine: Machine) -> EmittedRun:
+        """The run with its stream at an address, or at word 0 if the ITCM has no room for a word that sets it."""
+        if not base or sum(len(job.words) for job in self.jobs) >= machine.itcm_words:
+            return replace(self, weights_at=0)
+        found: list[EmittedJob] = []
+        begins = True
+        for each in self.jobs:
+            job = each.placed.job
+            moved: dict[int, Stage] = {}
+            for at, stage in enumerate(job.stages):
+                if len(stage.block) and (begins or stage.weights_at is not None):
+                    moved[at] = replace(stage, weights_at=base + (stage.weights_at or 0))
+                    begins = False
+            stages = tuple(moved.get(at, stage) for at, stage in enumerate(job.stages))
+            placed = replace(each.placed, job=replace(job, stages=stages))
+            found.append(without_data(emit_job(placed, machine)) if moved else each)
+        return replace(self, jobs=tuple(found), weights_at=base)
+
+
+def arranged(runs: Sequence[EmittedRun], machine: Machine) -> list[list[EmittedRun]]:
+    """The parts of each run, with the places of their streams, for the fewest words that are loaded again.
+
+    Long runs are divided where smaller ones share less room, so that more stays.
+    """
+    counts = Counter(run.stream for run in runs)
+    sizes = sorted({len(job.weights) for run in runs for job in run.jobs if counts[run.stream] == 1})
+    best: tuple[int, list[list[EmittedRun]]] | None = None
+    for room in (machine.weight_words, *sizes[:: -(len(sizes) // MOST_ROOMS + 1)]):
+        parts = [[*run.divided(room)] if counts[run.stream] == 1 else [run] for run in runs]
+        flat = [each for part in parts for each in part]
+        bases = iter(places_of_streams([each.stream for each in flat], machine))
+        placed = [[replace(each, weights_at=next(bases)) for each in part] for part in parts]
+        _, loads = resident([(each.stream, each.weights_at) for part in placed for each in part], machine)
+        cost = sum(each.words for load in loads for each in load) + WORTH * len(flat)
+        if best is None or cost < best[0]:
+            best = cost, placed
+    assert best is not None
+    return [[each.with_weights_at(each.weights_at, machine) for each in part] for part in best[1]]
+
+
+def places_of_streams(streams: Sequence[Stream], machine: Machine) -> list[int]:
+    """The address of each segment's stream, for the fewest words that are loaded in an inference."""
+    loads = Counter(stream for at, stream in enumerate(streams) if not at or streams[at - 1] != stream)
+    order = sorted(loads, key=lambda stream: (-loads[stream], -stream[1]))
+    best: tuple[int, dict[Stream, int]] = 0, {}
+    for room in sorted({0, *(size for _, size in streams)}):
+        places: dict[Stream, int] = {}
+        end, must = room, [stream for stream in order if stream[1] > room]
+        for stream in (*must, *(each for each in order if WORTH <= each[1] <= room)):
+            if end + stream[1] <= machine.weight_words:
+                places[stream], end = end, end + stream[1]
+        saved = sum(loads[stream] * stream[1] for stream in places)
+        if saved > best[0] and all(stream in places for stream in must):
+            best = saved, places
+    return [best[1].get(stream, 0) for stream in streams]
+
+
+def resident(
+    streams: Sequence[tuple[Stream, int]], machine: Machine
+) -> tuple[tuple[ImageLoad, ...], list[tuple[ImageLoad, ...]]]:
+    """What is loaded before the first inference, and by each segment of every inference.
+
+    streams: of each segment, with its address.
+    """
+    held = np.full(machine.weight_words, NONE)
+    """For each word of the DTCM the word of the image that it holds."""
+
+    def load(stream: Stream, base: int) -> tuple[ImageLoad, ...]:
+        here, wanted = held[base : base + stream[1]], stream[0] + np.arange(stream[1])
+        found = tuple(_loads(np.where(here != wanted, wanted, NONE), base))
+        here[:] = wanted
+        return found
+
+    for stream in streams:
+        load(*stream)
+    before, loaded = held.copy(), np.zeros(len(held), np.bool_)
+    used = np.zeros(len(held), np.bool_)
+    """The words that an inference reads before it loads them."""
+    found: list[tuple[ImageLoad, ...]] = []
+    for stream, base in streams:
+        found.append(load(stream, base))
+        for each in found[-1]:
+            loaded[each.address : each.address + each.words] = True
+        here = slice(base, base + stream[1])
+        used[here] |= ~loaded[here]
+    return tuple(_loads(np.where(used, before, NONE), 0)), found
+
+
+def _loads(wanted: Array, base: int) -> Iterator[ImageLoad]:
+    """The loads of words of the image to addresses from a base on; NONE where none is wanted."""
+    breaks = np.flatnonzero(np.diff(wanted) != np.where(wanted[1:] < 0, 0, 1)) + 1
+    for part in np.split(np.arange(len(wanted)), breaks):
+        if len(part) and wanted[part[0]] >= 0:
+            yield ImageLoad("weight", base + int(part[0]), "weight.bin", int(wanted[part[0]]), len(part))
