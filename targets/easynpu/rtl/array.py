@@ -101,7 +101,7 @@ class PeArray(wiring.Component):
                 pe.back_address.eq(pipe[READ_PADS].psum),
                 pe.back.eq(selected.control.back),
                 pe.ifmap.eq(ifmap.word_select(lane, BYTE)),
-                self.fed[number].eq(pe.fed),
+                self.fed[number].eq(Mux(selected.control.back, pe.kept, entry.word_select(lane, BYTE))),
                 pe.control.eq(pipe[MULTIPLY].control),
                 pe.weight.eq(weights.word_select(lane, BYTE)),
                 pe.operand.eq(operand.word_select(lane, BYTE)),

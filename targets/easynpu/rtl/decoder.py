@@ -174,9 +174,11 @@ class Decoder(wiring.Component):
         m.d.comb += [
             load.place.eq(self.source),
             load.last_channel.eq(layer.last("Ci")),
+            load.bounds.last_group.eq(layer.last("Ci") >> GROUP),
+            load.bounds.one_channel.eq(layer.last("Ci")[:GROUP] == 0),
             load.lowest.eq(self.one_of("maxpool")),
-            load.one_hk.eq(reshape | (layer.last("Hk") == 0)),
-            load.one_wk.eq(reshape | (layer.last("Wk") == 0)),
+            load.bounds.one_hk.eq(reshape | (layer.last("Hk") == 0)),
+            load.bounds.one_wk.eq(reshape | (layer.last("Wk") == 0)),
         ]
         m.d.comb += [load.Hi.eq(layer.Hi), load.Wi.eq(layer.Wi)]
         with m.If(reshape):  # its map is read word by word

@@ -232,7 +232,7 @@ class Sequencer(wiring.Component):
             m.d.sync += [self.kzi.eq(0), self.hki.eq(0), self.wki.eq(0)]
             m.d.sync += [self.left.eq(self.step.positions), self.first_batch.eq(1)]
             m.d.sync += [self.last_hk.eq(self.step.one_hk), self.last_wk.eq(self.step.one_wk)]
-            last_k, alone = self.step.last_channel == 0, self.step.positions <= self.machine.pe_rows
+            last_k, alone = self.step.one_channel, self.step.positions <= self.machine.pe_rows
             single = self.last_ozi == 0
             last_tap = self.step.one_hk & self.step.one_wk & last_k
             m.d.sync += [
