@@ -76,13 +76,13 @@ def _kept(name: str, parts: Sequence[str], build: Callable[[Path, Path], None]) 
     return kept
 
 
-def verilog(machine: Machine, *, observed: bool) -> str:
-    """The core's Verilog, optionally with ports for observation. Raises ArtefactError (E507) without Amaranth."""
+def verilog(machine: Machine, *, observed: bool, boots: bool = False) -> str:
+    """The core's Verilog, as rtl.core.Core describes it. Raises ArtefactError (E507) without Amaranth."""
     try:
         from npuc.targets.easynpu.rtl import core
     except ImportError as error:
         raise ArtefactError("E507", f"Amaranth cannot be imported: {error}", remedy=REMEDY) from None
-    return core.verilog(machine, observed=observed)
+    return core.verilog(machine, observed=observed, boots=boots)
 
 
 def axi_verilog(machine: Machine) -> str:

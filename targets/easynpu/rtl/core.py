@@ -13,6 +13,7 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine, identity
+from npuc.targets.easynpu.program.artefact import IMAGES
 from npuc.targets.easynpu.rtl.array import PeArray
 from npuc.targets.easynpu.rtl.controller import CYCLES as CYCLE_BITS
 from npuc.targets.easynpu.rtl.controller import Controller
@@ -49,12 +50,13 @@ class Core(wiring.Component):
     The host's port: a cycle with `write` or `read` has an address in words, with the region in its upper bits;
     read data follow a cycle later. The memories respond only while the core is not busy. `interrupt_request`: a
     run has ended or paused. observed: adds ports `seen...` with the results of every word, written or not, for a
-    test bench.
+    test bench. boots: program and weights are in their memories from the start, from itcm.hex and weight.hex.
     """
 
-    def __init__(self, machine: Machine, *, observed: bool = False) -> None:
+    def __init__(self, machine: Machine, *, observed: bool = False, boots: bool = False) -> None:
         self.machine = machine
         self.observed = observed
+        self.boots = boots
         members: dict[str, Any] = {
             "address": In(address_bits(machine) + REGION_BITS),
             "write": In(1),
@@ -133,8 +135,10 @@ class Core(wiring.Component):
     def _images(self, m: Module) -> None:
         """ITCM and weight DTCM."""
         controller, stream = self.controller, self.stream
-        m.submodules.itcm = self.itcm = SinglePort(self.machine.itcm_words)
-        m.submodules.weight = self.weight = SinglePort(self.machine.weight_words)
+        self.itcm, self.weight = (
+            SinglePort(self.machine.capacity_words(name), f"{name}.hex" if self.boots else None) for name in IMAGES
+        )
+        m.submodules.itcm, m.submodules.weight = self.itcm, self.weight
         m.d.comb += [
             self.itcm.address.eq(controller.fetch),
             self.itcm.read.eq(1),
@@ -344,12 +348,13 @@ class Core(wiring.Component):
 
 
 @lru_cache(maxsize=2)
-def verilog(machine: Machine, *, observed: bool = False) -> str:
+def verilog(machine: Machine, *, observed: bool = False, boots: bool = False) -> str:
     """The core as SystemVerilog, with the top module `easynpu`."""
     collecting = gc.isenabled()
     gc.disable()  # Amaranth creates many lasting objects, which need no scanning
     try:
-        return f"{HEADER}\n{modules('easynpu', Core(machine, observed=observed))}\n{modules(MODULE, Pe(machine))}"
+        core = Core(machine, observed=observed, boots=boots)
+        return f"{HEADER}\n{modules('easynpu', core)}\n{modules(MODULE, Pe(machine))}"
     finally:
         if collecting:
             gc.enable()

@@ -9,14 +9,19 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.quantiser import BYTE
+from npuc.targets.easynpu.rtl.verilog import CONTENTS
 from npuc.targets.easynpu.rtl.words import index_bits
 
 
 class SinglePort(wiring.Component):
-    """A memory of 16-lane words. One access a cycle: a write of enabled lanes, or a read (data a cycle later)."""
+    """A memory of 16-lane words. One access a cycle: a write of enabled lanes, or a read (data a cycle later).
 
-    def __init__(self, words: int) -> None:
+    contents: the file of its words at the start, in hexadecimal; without, they are 0.
+    """
+
+    def __init__(self, words: int, contents: str | None = None) -> None:
         self.words = words
+        self.attributes = {CONTENTS: contents} if contents else {}
         super().__init__(
             {
                 "address": In(index_bits(words)),
@@ -30,7 +35,7 @@ class SinglePort(wiring.Component):
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
-        m.submodules.words = words = memory.Memory(shape=WORD, depth=self.words, init=[])
+        m.submodules.words = words = memory.Memory(shape=WORD, depth=self.words, init=[], attrs=self.attributes)
         write, read = words.write_port(granularity=BYTE), words.read_port()
         m.d.comb += [
             write.addr.eq(self.address),

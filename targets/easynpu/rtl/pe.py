@@ -119,10 +119,10 @@ def instance(machine: Machine, name: str) -> tuple[Any, Instance]:
 class Pe(wiring.Component):
     """One PE of a row.
 
-    Cycle t: `back_address` addresses a psum's int8 result, `kept` in t + 1, when it is taken if `back` is set, else
-    the `ifmap`. Cycle t + 2: `control`, the other inputs, and `read_address` of the psum. Cycle t + 3: `valid` and
-    `write_address`; `psum` is the new psum. Cycle t + 6: `ofmap` is its int8 result, 0 unless `on` was set with
-    `valid` (PEs beyond the last output channel are off).
+    Cycle t: `back_address` addresses a psum's int8 result; it is `kept` in t + 1, and taken if `back` is set, else
+    the `ifmap` is. Cycle t + 2: `control`, the other inputs, and `read_address` of the psum. Cycle t + 3: `valid`
+    and `write_address`; `psum` is the new psum. Cycle t + 6: `ofmap` is its int8 result, 0 unless `on` was set
+    with `valid` (PEs beyond the last output channel are off).
     """
 
     def __init__(self, machine: Machine) -> None:
