@@ -72,7 +72,7 @@ def place(folder: Path, seed: int, freq: float) -> dict[str, Any]:
 def main(machine: str, seeds: str, freq: float, folder: Path, *, json_: bool) -> None:
     """Maps, places and routes the core."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = verilog(load(machine), observed=False)
+    text = verilog(load(machine))
     source, netlist = folder / "easynpu.sv", folder / "easynpu.json"
     if not netlist.is_file() or source.read_text() != text:
         netlist.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "exampl
 TESTS = "tests"
 CEILINGS = {
     "benchmarks": 3_455,
-    "docs": 305,
+    "docs": 430,
     "examples": 200,
     "models": 1_685,
     "npuc": 38_460,
@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 10_250,
     "targets/easynpu": 17_335,
     "targets/nvdla": 20_930,
-    "tests": 65_300,
+    "tests": 65_350,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -100,8 +100,8 @@ MUTANTS = (
     Mutant(
         "channel-wise weights stay with the first group",
         "weight_stream",
-        "block.base + within + skipped",
-        "block.base + within",
+        "first + skipped",
+        "first",
     ),
     Mutant(
         "the pointer into the weight stream forgets parameters",

@@ -118,9 +118,9 @@ def files(
     """
     written_for = verilog_comment(f"EasyNPU for the machine '{machine.name}'. Written by npuc.")
     found = {
-        "easynpu.sv": f"{written_for}\n{build.verilog(machine, observed=False, boots=boots)}".encode(),
-        "easynpu_axi.sv": f"{written_for}\n{build.axi_verilog(machine)}".encode(),
-        "easynpu_serial.sv": f"{written_for}\n{build.serial_verilog(machine, BIT_CLOCKS)}".encode(),
+        "easynpu.sv": f"{written_for}\n{build.verilog(machine, boots=boots)}".encode(),
+        "easynpu_axi.sv": f"{written_for}\n{build.verilog(machine, 'wrapper')}".encode(),
+        "easynpu_serial.sv": f"{written_for}\n{build.verilog(machine, 'serial', clocks=BIT_CLOCKS)}".encode(),
         "easynpu.f": b"easynpu.sv\neasynpu_axi.sv\neasynpu_serial.sv\n",
         "machine.json": canonical_json({**machine.as_dict(), "regions": list(port.REGIONS)}),
         "Makefile": MAKEFILE.replace("@BITS@", str(port.address_bits(machine)))

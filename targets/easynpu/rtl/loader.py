@@ -167,9 +167,10 @@ class Loader(wiring.Component):
         last_row, last_column = Signal(TILE), Signal(TILE)
         fresh, row_ends = Signal(), Signal()
         # in the step's first cycle, only whether there are one or two rows or columns is known
-        one_row, one_column = (step.y == 1) & step.one_hk, (step.x == 1) & step.one_wk
-        two_rows = Mux(step.one_hk, (step.y == 2) & (now.Sh == 1), (step.y == 1) & (now.reach_h == 1))
-        two_columns = Mux(step.one_wk, (step.x == 2) & (now.Sw == 1), (step.x == 1) & (now.reach_w == 1))
+        rows, columns = self.tile.rows, self.tile.columns
+        one_row, one_column = rows.single & step.one_hk, columns.single & step.one_wk
+        two_rows = Mux(step.one_hk, (step.y == 2) & (now.Sh == 1), rows.single & (now.reach_h == 1))
+        two_columns = Mux(step.one_wk, (step.x == 2) & (now.Sw == 1), columns.single & (now.reach_w == 1))
         in_last_row, in_last_column = Signal(), Signal()
         m.d.sync += [
             fresh.eq(~self.running | self.moves),
@@ -226,11 +227,12 @@ class Loader(wiring.Component):
 
 
 class Axis:
-    """A tile along an axis, in registers: `at` its first index, its `extent`, and whether `more` is beyond it."""
+    """A tile along an axis: its first index `at`, its `extent`, if it is `single`, and if `more` follows."""
 
     def __init__(self, name: str, last: Value, most: Value) -> None:
         self.at, self.extent = Signal(INDEX, name=f"o{name}"), Signal(held(name), name=f"tile_{name}")
         self.beyond, self.more = Signal(INDEX + 1, name=f"beyond_{name}"), Signal(name=f"more_{name}")
+        self.single = Signal(name=f"single_{name}")
         self._last, self._most = last, most
 
     def begin(self, m: Module) -> None:
@@ -245,6 +247,7 @@ class Axis:
         most = self._most
         m.d.sync += [self.at.eq(at), self.extent.eq(Mux(most < left, most, left))]
         m.d.sync += [self.beyond.eq(left - most), self.more.eq(left > most)]
+        m.d.sync += self.single.eq((left == 1) | (most == 1))
 
 
 class Tile:

@@ -7,10 +7,11 @@ from amaranth.lib import data, fifo, memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.verilog import CONTENTS
-from npuc.targets.easynpu.rtl.words import index_bits
+from npuc.targets.easynpu.rtl.words import address_bits, index_bits
 
 
 class SinglePort(wiring.Component):
@@ -48,15 +49,20 @@ class SinglePort(wiring.Component):
         return m
 
 
+def result(machine: Machine) -> data.StructLayout:
+    """Lanes of a word for a DTCM."""
+    return data.StructLayout({"address": address_bits(machine), "lanes": LANES, "word": WORD})
+
+
 class ResultQueue(wiring.Component):
     """Results that wait for a DTCM, where reads have priority; one that need not wait passes in the same cycle.
 
     `full` is set permanently if a result ever finds no room.
     """
 
-    def __init__(self, words: int, depth: int) -> None:
+    def __init__(self, machine: Machine, depth: int) -> None:
         self.depth = depth
-        self.layout = data.StructLayout({"address": index_bits(words), "lanes": LANES, "word": WORD})
+        self.layout = result(machine)
         super().__init__(
             {
                 "put": In(1),

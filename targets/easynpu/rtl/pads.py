@@ -55,7 +55,7 @@ class IfmapPads(wiring.Component):
 class ParameterPads(wiring.Component):
     """Bias and scale of all PEs, written plane by plane: byte planes of the bias (or slopes), then the scale.
 
-    Data follow an address a cycle later.
+    Data follow an address two cycles later.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -83,7 +83,7 @@ class ParameterPads(wiring.Component):
         m.d.comb += read.addr.eq(self.address)
         for lane in range(LANES):
             planes = [plane.word_select(lane, BYTE) for plane in read.data]
-            m.d.comb += Value.cast(self.own[lane]).eq(Cat(*planes))
+            m.d.sync += Value.cast(self.own[lane]).eq(Cat(*planes))
         return m
 
 

@@ -118,26 +118,26 @@ class Rearranger(wiring.Component):
         """Divides extents by parts, dimension by dimension, and, a dimension behind, 2^bits by divisors."""
         m.submodules.extents = extents = Divider(self.bits)
         m.submodules.reciprocals = reciprocals = Divider(self.bits + 1)
-        turn, cycle, busy = Signal(range(len(ORDER) + 1)), Signal(range(self.bits + 5)), Signal()
+        turn, cycle, busy = Signal(len(ORDER) + 1), Signal(range(self.bits + 5)), Signal()
         first, ends, done, size, moved = Signal(), Signal(), Signal(), Signal(self.bits), Signal(self.bits)
         m.d.sync += first.eq(self.start)
         m.d.comb += [
             extents.start.eq(busy & (cycle == 0)),
             reciprocals.start.eq(extents.start),
             reciprocals.numerator.eq(1 << self.bits),
-            self.begins.eq(ends & (turn == len(ORDER))),
+            self.begins.eq(ends & turn[-1]),
         ]
         m.d.sync += [done.eq(cycle == self.bits + 2), ends.eq(busy & done), moved.eq(size * extents.divisor)]
         with m.If(first):  # the word is there
             m.d.sync += [extent.eq(value) for extent, value in zip(self.extents, sizes, strict=True)]
-            m.d.sync += [busy.eq(1), turn.eq(0), cycle.eq(0)]
+            m.d.sync += [busy.eq(1), turn.eq(1), cycle.eq(0)]
         with m.Elif(ends):
-            m.d.sync += [busy.eq(turn != len(ORDER)), turn.eq(turn + 1), cycle.eq(0)]
+            m.d.sync += [busy.eq(~turn[-1]), turn.eq(turn << 1), cycle.eq(0)]
         with m.Elif(busy):
             m.d.sync += cycle.eq(cycle + 1)
         for number, dimension in enumerate(ORDER):
             parts, onto, minor, insert = self._split(dimension)
-            with m.If(turn == number):
+            with m.If(turn[number]):
                 m.d.comb += [extents.numerator.eq(self.extents[dimension]), extents.divisor.eq(parts)]
                 old = Value.cast(Array(self.extents)[onto])
                 m.d.sync += size.eq(Mux(onto == dimension, extents.quotient, old))
@@ -152,7 +152,7 @@ class Rearranger(wiring.Component):
                         self.factor[dimension].eq(Mux(insert, parts, size)),
                         Array(self.extents)[onto].eq(moved),
                     ]
-            with m.Elif(turn == number + 1):
+            with m.If(turn[number + 1]):
                 m.d.comb += reciprocals.divisor.eq(self.divisor[dimension])
                 with m.If(done):
                     m.d.sync += self.reciprocal[dimension].eq(reciprocals.quotient)
@@ -206,8 +206,8 @@ class Rearranger(wiring.Component):
             word_ends.eq(rest <= left),
             length.eq(Mux(word_ends, rest, left)),
             after.eq(Mux(left <= rest, 0, within + length)),
-            row_ends.eq((oxi + 1 == chain.x) | (column == chain.last_column)),
-            tile_ends.eq(row_ends & ((oyi + 1 == chain.y) | (row == chain.last_row))),
+            row_ends.eq(oxi + 1 == tile.columns.extent),
+            tile_ends.eq(row_ends & (oyi + 1 == tile.rows.extent)),
         ]
         m.d.sync += [
             part.valid.eq(self.goes),
