@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
-from amaranth.lib import memory, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, TILE, held
-from npuc.targets.easynpu.rtl.words import address, delayed, index_bits, pad_depth
+from npuc.targets.easynpu.rtl.words import address, delayed, index_bits, pad_depth, store
 
 
 class Loader(wiring.Component):
@@ -65,16 +65,9 @@ class Loader(wiring.Component):
         self.tile = Tile(self.chain)
         self.side, self.whole, self.running = Signal(), Signal(), Signal()
         self.following, self.moves = Signal(self.stages), Signal()
-        m.submodules.stages = stages = memory.Memory(
-            shape=layouts.load_stage(self.machine), depth=self.machine.itcm_words, init=[]
-        )
-        write, read = stages.write_port(), stages.read_port()
-        m.d.comb += [
-            write.en.eq(self.write),
-            write.addr.eq(self.write_stage),
-            write.data.eq(self.stage),
-            read.addr.eq(self.following),
-        ]
+        depth = self.machine.itcm_words
+        read = store(m, "stages", depth, self.write, self.write_stage, self.stage).read_port()
+        m.d.comb += read.addr.eq(self.following)
         self.now = read.data
         self._bound(m)
         self._describe(m)
@@ -88,16 +81,12 @@ class Loader(wiring.Component):
         self.last_group = Signal()
         self._after(m)
         part, group = (Mux(self.running, each, 0) for each in (self.after_part, self.after_group))
-        m.submodules.bounds = bounds = memory.Memory(shape=layouts.BOUNDS, depth=self.machine.itcm_words, init=[])
-        put, get = bounds.write_port(), bounds.read_port(domain="comb")
-        m.d.comb += [
-            put.en.eq(self.write),
-            put.addr.eq(self.write_stage),
-            put.data.eq(self.stage.bounds),
-            get.addr.eq(part),
-        ]
+        depth = self.machine.itcm_words
+        bounds = store(m, "bounds", depth, self.write, self.write_stage, self.stage.bounds)
+        read = bounds.read_port(domain="comb")
+        m.d.comb += read.addr.eq(part)
         with m.If(self.moves | ~self.running):
-            m.d.sync += [self.bounds.eq(get.data), self.last_group.eq(get.data.last_group == group)]
+            m.d.sync += [self.bounds.eq(read.data), self.last_group.eq(read.data.last_group == group)]
 
     def _describe(self, m: Module) -> None:
         """Derives the step from the counters."""

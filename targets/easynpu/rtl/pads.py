@@ -14,7 +14,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS
 from npuc.targets.easynpu.rtl.quantiser import BYTE
-from npuc.targets.easynpu.rtl.words import index_bits, pad_depth, tables
+from npuc.targets.easynpu.rtl.words import index_bits, pad_depth, store, tables
 
 
 class IfmapPads(wiring.Component):
@@ -40,15 +40,8 @@ class IfmapPads(wiring.Component):
         """The circuit: a copy for every read port."""
         m = Module()
         for row, address in enumerate(self.address):
-            m.submodules[f"row{row}"] = pads = memory.Memory(shape=WORD, depth=self.depth, init=[])
-            write, read = pads.write_port(), pads.read_port()
-            m.d.comb += [
-                write.en.eq(self.write),
-                write.addr.eq(self.write_address),
-                write.data.eq(self.word),
-                read.addr.eq(address),
-                self.entry[row].eq(read.data),
-            ]
+            read = store(m, f"row{row}", self.depth, self.write, self.write_address, self.word).read_port()
+            m.d.comb += [read.addr.eq(address), self.entry[row].eq(read.data)]
         return m
 
 

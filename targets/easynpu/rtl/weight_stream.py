@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import fifo, memory, wiring
+from amaranth.lib import fifo, wiring
 from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
 from npuc.targets.easynpu.rtl.loader import Tile
-from npuc.targets.easynpu.rtl.words import index_bits
+from npuc.targets.easynpu.rtl.words import index_bits, store
 
 UNDER_WAY = 6
 """Words between request and pads, for which there is room in addition to the pads."""
@@ -53,18 +53,9 @@ class WeightStream(wiring.Component):
         m = Module()
         self._pads(m)
         bits = index_bits(self.machine.itcm_words)
-        blocks = memory.Memory(shape=layouts.weight_block(self.machine), depth=self.machine.itcm_words, init=[])
-        m.submodules.blocks = blocks
-        write = blocks.write_port()
-        read = blocks.read_port()
         count, at, following = Signal(bits + 1), Signal(bits), Signal(bits)
-        m.d.comb += [
-            write.en.eq(self.write),
-            write.addr.eq(count),
-            write.data.eq(self.block),
-            read.addr.eq(following),
-            following.eq(at),
-        ]
+        read = store(m, "blocks", self.machine.itcm_words, self.write, count, self.block).read_port()
+        m.d.comb += [read.addr.eq(following), following.eq(at)]
         m.d.sync += at.eq(following)
         with m.If(self.clear):
             m.d.sync += count.eq(0)
