@@ -217,7 +217,7 @@ MUTANTS = (
     Mutant(
         "tiles are rearranged as if they were rows",
         "rearranger",
-        "(oxi + 1 == chain.x) | (column == chain.last_column)",
+        "oxi + 1 == tile.columns.extent",
         "column == chain.last_column",
     ),
     Mutant(
