@@ -28,7 +28,7 @@ PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "exampl
 TESTS = "tests"
 CEILINGS = {
     "benchmarks": 3_455,
-    "docs": 305,
+    "docs": 430,
     "examples": 200,
     "models": 1_685,
     "npuc": 38_500,

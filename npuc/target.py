@@ -357,12 +357,19 @@ class Target(Protocol):
         return {}
 
     def hardware(
-        self, machine: str | None, program: Program | None, samples: Samples | None, resources: Sequence[str]
+        self,
+        machine: str | None,
+        program: Program | None,
+        samples: Samples | None,
+        resources: Sequence[str],
+        *,
+        system: bool = False,
     ) -> dict[str, bytes]:
         """Files by name: the hardware description of a machine, or of a program's machine, and a test bench.
 
         With a program also the steps of running it on the first sample. resources: chips for which resource usage
-        is estimated. Raises ArtefactError (E507) if a tool is missing.
+        is estimated. system: the program is in the hardware's memories from the start. Raises ArtefactError (E507)
+        if a tool is missing.
         """
         raise ArtefactError("E507", f"{self.name} has no hardware description")
 

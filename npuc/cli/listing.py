@@ -95,6 +95,7 @@ def completion(shell: str) -> None:
     multiple=True,
     help="Estimate the resources on a chip family with Yosys; takes minutes.",
 )
+@click.option("--system", is_flag=True, help="With ARTEFACT: its words and weights are in memory from the start.")
 @modified_option
 @limit_options
 @json_option
@@ -104,6 +105,7 @@ def rtl(
     machine: str | None,
     data: tuple[Path, ...],
     resources: tuple[str, ...],
+    system: bool,
     allow_modified: bool,
     as_json: bool,
 ) -> None:
@@ -113,12 +115,13 @@ def rtl(
     Examples:
       npuc rtl -o core --machine mine.toml --resources ecp5
       npuc rtl resnet8.npu -o core --data test.npz
+      npuc rtl digits.npu -o system --system
     """
     from npuc.registry import target
 
     if artefact is None:
-        if data:
-            raise click.UsageError("--data needs ARTEFACT")
+        if data or system:
+            raise click.UsageError("--data and --system need ARTEFACT")
         program, described = None, target("easynpu")
     else:
         if machine is not None:
@@ -130,7 +133,7 @@ def rtl(
     samples = None if program is None else _samples(program, data)
     with working("rtl") as bar:
         bar.begin("writing Verilog" + (" and estimating resources" if resources else ""))
-        files = described.hardware(machine, program, samples, resources)
+        files = described.hardware(machine, program, samples, resources, system=system)
     write_folder(files, output, as_json)
 
 

@@ -127,13 +127,19 @@ class EasyNpu(Target):
         return Runner(program)
 
     def hardware(
-        self, machine: str | None, program: Program | None, samples: Samples | None, resources: Sequence[str]
+        self,
+        machine: str | None,
+        program: Program | None,
+        samples: Samples | None,
+        resources: Sequence[str],
+        *,
+        system: bool = False,
     ) -> dict[str, bytes]:
         """The core in Verilog with a test bench; a program's steps; cell counts by type (resources.json)."""
         from npuc.targets.easynpu.rtl import export
 
         core = machines.load(machine) if program is None else Contents.of(program.manifest).machine
-        files = export.files(core, program, samples)
+        files = export.files(core, program, samples, boots=system)
         verilog = files["easynpu.sv"].decode()
         found = {family: export.estimate_cells(verilog, family) for family in resources}
         return {**files, **({"resources.json": canonical_json(found)} if found else {})}

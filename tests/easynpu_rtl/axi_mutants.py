@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         "a register is read with no room for its value",
         REGISTERS,
-        "places.r_rdy & (answers.level < DEPTH - 1)",
+        "places.r_rdy & (answers.level < axi.DEPTH - 1)",
         "places.r_rdy",
         COPIES,
     ),

@@ -100,8 +100,8 @@ MUTANTS = (
     Mutant(
         "channel-wise weights stay with the first group",
         "weight_stream",
-        "block.base + within + skipped",
-        "block.base + within",
+        "first + skipped",
+        "first",
     ),
     Mutant(
         "the pointer into the weight stream forgets parameters",
@@ -217,7 +217,7 @@ MUTANTS = (
     Mutant(
         "tiles are rearranged as if they were rows",
         "rearranger",
-        "(oxi + 1 == chain.x) | (column == chain.last_column)",
+        "oxi + 1 == tile.columns.extent",
         "column == chain.last_column",
     ),
     Mutant(

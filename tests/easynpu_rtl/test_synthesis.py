@@ -69,7 +69,7 @@ def test_verilator_has_nothing_to_say_but_what_is_waived(top: str, tmp_path: Pat
         verilator = build._verilator()
     except ArtefactError as error:
         pytest.skip(error.problems[0].reason)
-    texts = verilog(machine), build.axi_verilog(machine), build.serial_verilog(machine, 8)
+    texts = verilog(machine), build.verilog(machine, "wrapper"), build.verilog(machine, "serial", clocks=8)
     names = [f"{name}.sv" for name in ("easynpu", "easynpu_axi", "easynpu_serial")]
     for name, text in zip(names, texts, strict=True):
         (tmp_path / name).write_text(text, encoding="utf-8")

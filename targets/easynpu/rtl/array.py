@@ -23,10 +23,10 @@ READ_PADS, SELECT, MULTIPLY, ADD, _SHIFT, _ROUND, RESULT = range(AHEAD + 2, AHEA
 class PeArray(wiring.Component):
     """The PEs of all rows.
 
-    `pad_ahead` comes AHEAD cycles after the issue. `pad` addresses the ifmap pads in the stage READ_PADS, as
-    `table` does the tables; `entry` arrives in SELECT, with the weight word that `take` takes. `address` is
-    output in SELECT for parameters in MULTIPLY. Operands arrive in READ_PADS at the latest (`operand_valid`).
-    `results` of `count` positions are valid in RESULT, when `leaving` is the issue again.
+    `pad_ahead` comes AHEAD cycles after the issue. In the stage READ_PADS, `pad` addresses the ifmap pads,
+    `table` the tables and `address` the parameters. `entry` arrives in SELECT, with the weight word that `take`
+    takes, parameters in MULTIPLY, operands in READ_PADS at the latest (`operand_valid`). `results` of `count`
+    positions are valid in RESULT, when `leaving` is the issue again.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -71,7 +71,7 @@ class PeArray(wiring.Component):
             ),
             self.writes.eq(Cat(stage.valid & stage.write for stage in pipe)),
             self.take.eq(pipe[SELECT].weight),
-            self.address.eq(pipe[SELECT].entry),
+            self.address.eq(pipe[READ_PADS].entry),
             self.table.eq(pipe[READ_PADS].table),
             self.leaving.eq(pipe[RESULT]),
             self.empty.eq(~any_of(stage.valid for stage in pipe)),
@@ -101,7 +101,7 @@ class PeArray(wiring.Component):
                 pe.back_address.eq(pipe[READ_PADS].psum),
                 pe.back.eq(selected.control.back),
                 pe.ifmap.eq(ifmap.word_select(lane, BYTE)),
-                self.fed[number].eq(pe.fed),
+                self.fed[number].eq(Mux(selected.control.back, pe.kept, entry.word_select(lane, BYTE))),
                 pe.control.eq(pipe[MULTIPLY].control),
                 pe.weight.eq(weights.word_select(lane, BYTE)),
                 pe.operand.eq(operand.word_select(lane, BYTE)),

@@ -11,7 +11,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
@@ -76,31 +78,13 @@ def _kept(name: str, parts: Sequence[str], build: Callable[[Path, Path], None]) 
     return kept
 
 
-def verilog(machine: Machine, *, observed: bool) -> str:
-    """The core's Verilog, optionally with ports for observation. Raises ArtefactError (E507) without Amaranth."""
+def verilog(machine: Machine, block: str = "core", **options: Any) -> str:
+    """The Verilog of a module of this package, for a machine. Raises ArtefactError (E507) without Amaranth."""
     try:
-        from npuc.targets.easynpu.rtl import core
+        module = import_module(f"{__package__}.{block}")
     except ImportError as error:
         raise ArtefactError("E507", f"Amaranth cannot be imported: {error}", remedy=REMEDY) from None
-    return core.verilog(machine, observed=observed)
-
-
-def axi_verilog(machine: Machine) -> str:
-    """The AXI wrapper's Verilog. Raises ArtefactError (E507) without Amaranth."""
-    try:
-        from npuc.targets.easynpu.rtl import wrapper
-    except ImportError as error:
-        raise ArtefactError("E507", f"Amaranth cannot be imported: {error}", remedy=REMEDY) from None
-    return wrapper.verilog(machine)
-
-
-def serial_verilog(machine: Machine, clocks: int) -> str:
-    """The Verilog of the system behind a serial line. Raises ArtefactError (E507) without Amaranth."""
-    try:
-        from npuc.targets.easynpu.rtl import serial
-    except ImportError as error:
-        raise ArtefactError("E507", f"Amaranth cannot be imported: {error}", remedy=REMEDY) from None
-    return serial.verilog(machine, clocks)
+    return str(module.verilog(machine, **options))
 
 
 def _verilator() -> str:

@@ -116,7 +116,6 @@ class Controller(wiring.Component):
             self._run(m)
             self._rearrange(m)
             self._end(m)
-            m.d.comb += self.busy.eq(~fsm.ongoing("IDLE") & ~fsm.ongoing("PAUSED"))
             m.d.comb += self.paused.eq(fsm.ongoing("PAUSED"))
             m.d.comb += self.rearranging.eq(fsm.ongoing("READ_MAP"))
         self._place_parameters(m)
@@ -175,7 +174,14 @@ class Controller(wiring.Component):
 
     def _idle(self, m: Module) -> None:
         with m.State("IDLE"), m.If(self.go):
-            m.d.sync += [self.at.eq(0), self.low.eq(1), self.stream.eq(0), self.cycles.eq(0), self.failed.eq(0)]
+            m.d.sync += [
+                self.busy.eq(1),
+                self.at.eq(0),
+                self.low.eq(1),
+                self.stream.eq(0),
+                self.cycles.eq(0),
+                self.failed.eq(0),
+            ]
             m.d.sync += [self.given.eq(0), self.keeps.eq(0), self.takes.eq(0), self.sets.eq(0)]
             self._new_chain(m)
             m.next = "FETCH"
@@ -232,10 +238,7 @@ class Controller(wiring.Component):
             self.loads.eq(first | self.kept),
         ]
         m.d.sync += [
-            self.given.eq(0),
-            self.keeps.eq(0),
-            self.takes.eq(0),
-            self.sets.eq(0),
+            *(each.eq(0) for each in (self.given, self.keeps, self.takes, self.sets)),
             self.kept.eq(self.keeps),
             self.stages.eq(self.stages + 1),
             chain.last_stage.eq(self.stages),
@@ -416,9 +419,11 @@ class Controller(wiring.Component):
             with m.If(self.number == DRAIN - 1 + Mux(self.late, self.machine.pe_rows - 1, 0)):
                 self._chain_ends(m)
         with m.State("SETTLE"), m.If(self.quiet):
+            m.d.sync += self.busy.eq(0)
             m.next = "IDLE"
             ends = self.failed | (self.at == self.count) | (self.decoder.kind == Kind.HALT)
             with m.If(self.pause & ~ends):
                 m.next = "PAUSED"
         with m.State("PAUSED"), m.If(self.resume):
+            m.d.sync += self.busy.eq(1)
             m.next = "FETCH"

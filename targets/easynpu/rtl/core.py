@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 from functools import lru_cache
 from typing import Any
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import Out
 
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine, identity
+from npuc.targets.easynpu.program.artefact import IMAGES
+from npuc.targets.easynpu.rtl import port
 from npuc.targets.easynpu.rtl.array import PeArray
 from npuc.targets.easynpu.rtl.controller import CYCLES as CYCLE_BITS
 from npuc.targets.easynpu.rtl.controller import Controller
@@ -21,20 +22,6 @@ from npuc.targets.easynpu.rtl.loader import Loader
 from npuc.targets.easynpu.rtl.memories import ResultQueue, SinglePort
 from npuc.targets.easynpu.rtl.pads import IfmapPads, ParameterPads, Tables
 from npuc.targets.easynpu.rtl.pe import MODULE, Pe
-from npuc.targets.easynpu.rtl.port import (
-    BUSY,
-    CONTROL,
-    CYCLES,
-    FAILED,
-    LOST,
-    PAUSE,
-    PAUSED,
-    REGION_BITS,
-    RESUME,
-    STARVED,
-    STATUS,
-    address_bits,
-)
 from npuc.targets.easynpu.rtl.rearranger import Rearranger
 from npuc.targets.easynpu.rtl.sequencer import Sequencer, issue
 from npuc.targets.easynpu.rtl.verilog import HEADER, modules
@@ -49,20 +36,14 @@ class Core(wiring.Component):
     The host's port: a cycle with `write` or `read` has an address in words, with the region in its upper bits;
     read data follow a cycle later. The memories respond only while the core is not busy. `interrupt_request`: a
     run has ended or paused. observed: adds ports `seen...` with the results of every word, written or not, for a
-    test bench.
+    test bench. boots: program and weights are in their memories from the start, from itcm.hex and weight.hex.
     """
 
-    def __init__(self, machine: Machine, *, observed: bool = False) -> None:
+    def __init__(self, machine: Machine, *, observed: bool = False, boots: bool = False) -> None:
         self.machine = machine
         self.observed = observed
-        members: dict[str, Any] = {
-            "address": In(address_bits(machine) + REGION_BITS),
-            "write": In(1),
-            "write_data": In(WORD),
-            "read": In(1),
-            "read_data": Out(WORD),
-            "interrupt_request": Out(1),
-        }
+        self.boots = boots
+        members: dict[str, Any] = dict(port.signature(machine).flip().members)
         if observed:
             fields = issue(machine).members
             members |= {
@@ -88,6 +69,7 @@ class Core(wiring.Component):
         m.submodules.weight_stream = self.stream = WeightStream(machine)
         m.submodules.array = self.array = PeArray(machine)
         m.submodules.writer = self.writer = Writer(machine)
+        m.submodules.rearranger = self.rearranger = Rearranger(machine)
         self._maps(m)
         self._images(m)
         self._tables(m)
@@ -105,7 +87,7 @@ class Core(wiring.Component):
         for name in isa.MEMORIES:
             words = machine.capacity_words(name)
             m.submodules[name] = dtcm = SinglePort(words)
-            m.submodules[f"{name}_queue"] = queue = ResultQueue(words, 2 * (8 + machine.pe_rows))
+            m.submodules[f"{name}_queue"] = queue = ResultQueue(machine, 2 * (8 + machine.pe_rows))
             self.maps.append(dtcm)
             self.queues.append(queue)
         self.load_read, self.operand_read = (Signal(self.loader.request.shape()) for _ in range(2))
@@ -123,18 +105,15 @@ class Core(wiring.Component):
                     dtcm.write.eq(queue.next.lanes),
                     dtcm.write_data.eq(queue.next.word),
                 ]
-            m.d.comb += [
-                queue.put.eq(self.writer.write[number]),
-                queue.result.address.eq(self.writer.address[number]),
-                queue.result.lanes.eq(self.writer.lanes[number]),
-                queue.result.word.eq(self.writer.word[number]),
-            ]
+            m.d.comb += [queue.put.eq(self.writer.write[number]), queue.result.eq(self.writer.result[number])]
 
     def _images(self, m: Module) -> None:
         """ITCM and weight DTCM."""
         controller, stream = self.controller, self.stream
-        m.submodules.itcm = self.itcm = SinglePort(self.machine.itcm_words)
-        m.submodules.weight = self.weight = SinglePort(self.machine.weight_words)
+        self.itcm, self.weight = (
+            SinglePort(self.machine.capacity_words(name), f"{name}.hex" if self.boots else None) for name in IMAGES
+        )
+        m.submodules.itcm, m.submodules.weight = self.itcm, self.weight
         m.d.comb += [
             self.itcm.address.eq(controller.fetch),
             self.itcm.read.eq(1),
@@ -147,16 +126,14 @@ class Core(wiring.Component):
     def _tables(self, m: Module) -> None:
         """Connects the tables that the controller fills for every word of a chain."""
         controller, loader, sequencer, stream = self.controller, self.loader, self.sequencer, self.stream
+        m.d.comb += [each.chain.eq(controller.chain) for each in (loader, sequencer, stream, self.rearranger)]
         m.d.comb += [
-            loader.chain.eq(controller.chain),
             loader.write.eq(controller.write_load),
             loader.write_stage.eq(controller.stage),
             loader.stage.eq(controller.load),
-            sequencer.chain.eq(controller.chain),
             sequencer.write.eq(controller.write_run),
             sequencer.write_stage.eq(controller.stage),
             sequencer.stage.eq(controller.run),
-            stream.chain.eq(controller.chain),
             stream.clear.eq(controller.clear_blocks),
             stream.write.eq(controller.write_block),
             stream.block.eq(controller.weight_block),
@@ -257,11 +234,10 @@ class Core(wiring.Component):
     def _pieces(self, m: Module) -> None:
         """The destinations of results, and of the words of a map that a reshape word reads."""
         controller, sequencer = self.controller, self.sequencer
-        m.submodules.rearranger = self.rearranger = rearranger = Rearranger(self.machine)
+        rearranger = self.rearranger
         m.d.comb += [
             rearranger.word.eq(controller.reshape),
             rearranger.start.eq(controller.divide),
-            rearranger.chain.eq(controller.chain),
             rearranger.take.eq(sequencer.take),
             sequencer.moving.eq(controller.moving),
             sequencer.scattered.eq(rearranger.piece),
@@ -297,10 +273,10 @@ class Core(wiring.Component):
     def _host(self, m: Module) -> None:
         """The memory-mapped port."""
         controller = self.controller
-        region, index = self.address[-REGION_BITS:], self.address[:-REGION_BITS]
+        region, index = self.address[-port.REGION_BITS :], self.address[: -port.REGION_BITS]
         idle = ~controller.busy
         memories = (*self.maps, self.weight, self.itcm)
-        region_before, register = Signal(REGION_BITS), Signal(WORD)
+        region_before, register = Signal(port.REGION_BITS), Signal(WORD)
         m.d.sync += region_before.eq(region)
         for number, memory in enumerate(memories):
             with m.If(idle & (region == number) & (self.read | self.write)):
@@ -318,25 +294,28 @@ class Core(wiring.Component):
 
     def _registers(self, m: Module, index: Value, write: Value, register: Signal) -> None:
         controller, was_busy = self.controller, Signal()
-        control = write & (index == CONTROL) & ~controller.busy & ~controller.paused
-        m.d.comb += [controller.go.eq(control), controller.resume.eq(write & (index == RESUME))]
+        control = write & (index == port.CONTROL) & ~controller.busy & ~controller.paused
+        m.d.comb += [controller.go.eq(control), controller.resume.eq(write & (index == port.RESUME))]
         with m.If(control):
-            m.d.sync += [controller.count.eq(self.write_data[:PAUSE]), controller.pause.eq(self.write_data[PAUSE])]
+            m.d.sync += [
+                controller.count.eq(self.write_data[: port.PAUSE]),
+                controller.pause.eq(self.write_data[port.PAUSE]),
+            ]
         m.d.sync += was_busy.eq(controller.busy)
         with m.If(was_busy & ~controller.busy):
             m.d.sync += self.interrupt_request.eq(1)
         with m.Elif(write):
             m.d.sync += self.interrupt_request.eq(0)
-        status = [(BUSY, controller.busy), (PAUSED, controller.paused), (FAILED, controller.failed)]
+        status = [(port.BUSY, controller.busy), (port.PAUSED, controller.paused), (port.FAILED, controller.failed)]
         status += [
-            (LOST, self.writer.lost | self.queues[0].full | self.queues[1].full),
-            (STARVED, self.stream.starved | self.rearranger.starved),
+            (port.LOST, self.writer.lost | self.queues[0].full | self.queues[1].full),
+            (port.STARVED, self.stream.starved | self.rearranger.starved),
         ]
         m.d.sync += register.eq(0)
         with m.Switch(index):
-            with m.Case(STATUS):
+            with m.Case(port.STATUS):
                 m.d.sync += [register[bit].eq(value) for bit, value in status]
-            with m.Case(CYCLES):
+            with m.Case(port.CYCLES):
                 m.d.sync += register.eq(controller.cycles)
             for number, value in identity(self.machine).items():
                 with m.Case(number):
@@ -344,12 +323,7 @@ class Core(wiring.Component):
 
 
 @lru_cache(maxsize=2)
-def verilog(machine: Machine, *, observed: bool = False) -> str:
+def verilog(machine: Machine, *, observed: bool = False, boots: bool = False) -> str:
     """The core as SystemVerilog, with the top module `easynpu`."""
-    collecting = gc.isenabled()
-    gc.disable()  # Amaranth creates many lasting objects, which need no scanning
-    try:
-        return f"{HEADER}\n{modules('easynpu', Core(machine, observed=observed))}\n{modules(MODULE, Pe(machine))}"
-    finally:
-        if collecting:
-            gc.enable()
+    core = Core(machine, observed=observed, boots=boots)
+    return f"{HEADER}\n{modules('easynpu', core)}\n{modules(MODULE, Pe(machine))}"

@@ -130,53 +130,40 @@ class Decoder(wiring.Component):
         ]
         layer = self.layer
         inside, outside = (layer.last("Ci"), layer.Wi), (layer.last("Co"), layer.Wo)
-        self.source = self._chosen(m, "src", self._end(m, "source", self.low, *inside))
-        self.operand = self._chosen(m, "opb", self._skip(m, "operand", *outside))
-        self.copy = self._chosen(m, "sto", self._skip(m, "copy", *outside))
-        m.d.comb += self.target.eq(self._chosen(m, "dst", self._end(m, "target", ~self.low, *outside)))
+        self.source = self._chosen(m, "src", self._implicit(m, "source", self.low, *inside))
+        self.operand = self._chosen(m, "opb", self._implicit(m, "operand", None, *outside))
+        self.copy = self._chosen(m, "sto", self._implicit(m, "copy", None, *outside))
+        m.d.comb += self.target.eq(self._chosen(m, "dst", self._implicit(m, "target", ~self.low, *outside)))
 
     def _chosen(self, m: Module, role: str, implicit: Value) -> Value:
         chosen = Signal(layouts.place(self.machine), name=f"{role}_place")
         m.d.comb += chosen.eq(Mux(self.given[role], Value.cast(self.places[role]), Value.cast(implicit)))
         return chosen
 
-    def _end(self, m: Module, name: str, low: Value, last_channel: Value, width: Value) -> Any:
-        """A place at the low end of the Fmap DTCM, or downwards from its last word (chains.implicit_end)."""
-        place = Signal(layouts.place(self.machine), name=f"{name}_end")
-        pixel, row = self._pitches(last_channel, width)
-        m.d.comb += [
-            place.memory.eq(isa.MEMORIES.index("fmap")),
-            place.base.eq(Mux(low, 0, self.machine.fmap_words - 1)),
-            place.row.eq(Mux(low, row, -row)),
-            place.pixel.eq(Mux(low, pixel, -pixel)),
-            place.group.eq(Mux(low, 1, -1)),
-        ]
-        return place
-
-    def _skip(self, m: Module, name: str, last_channel: Value, width: Value) -> Any:
-        """A place at the start of the skip DTCM."""
-        place = Signal(layouts.place(self.machine), name=f"{name}_skip")
-        pixel, row = self._pitches(last_channel, width)
-        m.d.comb += [
-            place.memory.eq(isa.MEMORIES.index("skip")),
-            place.row.eq(row),
-            place.pixel.eq(pixel),
-            place.group.eq(1),
-        ]
-        return place
-
-    def _pitches(self, last_channel: Value, width: Value) -> tuple[Value, Value]:
+    def _implicit(self, m: Module, name: str, low: Value | None, last_channel: Value, width: Value) -> Any:
+        """A place at the low end of the Fmap DTCM, or downwards from its last word; None: in the skip DTCM."""
+        place, memory = (
+            Signal(layouts.place(self.machine), name=f"{name}_place"),
+            "skip" if low is None else "fmap",
+        )
         groups = (last_channel >> GROUP) + 1
-        return groups, groups * width
+        m.d.comb += place.memory.eq(isa.MEMORIES.index(memory))
+        for part, pitch in (("row", groups * width), ("pixel", groups), ("group", Value.cast(1))):
+            m.d.comb += place[part].eq(pitch if low is None else Mux(low, pitch, -pitch))
+        if low is not None:
+            m.d.comb += place.base.eq(Mux(low, 0, self.machine.fmap_words - 1))
+        return place
 
     def _load(self, m: Module) -> None:
         layer, load, reshape = self.layer, self.load, self.kind == Kind.RESHAPE
         m.d.comb += [
             load.place.eq(self.source),
             load.last_channel.eq(layer.last("Ci")),
+            load.bounds.last_group.eq(layer.last("Ci") >> GROUP),
+            load.bounds.one_channel.eq(layer.last("Ci")[:GROUP] == 0),
             load.lowest.eq(self.one_of("maxpool")),
-            load.one_hk.eq(reshape | (layer.last("Hk") == 0)),
-            load.one_wk.eq(reshape | (layer.last("Wk") == 0)),
+            load.bounds.one_hk.eq(reshape | (layer.last("Hk") == 0)),
+            load.bounds.one_wk.eq(reshape | (layer.last("Wk") == 0)),
         ]
         m.d.comb += [load.Hi.eq(layer.Hi), load.Wi.eq(layer.Wi)]
         with m.If(reshape):  # its map is read word by word

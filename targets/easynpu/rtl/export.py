@@ -20,7 +20,7 @@ from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.memory import LANES, Map, pack_feature
 from npuc.targets.easynpu.machine.parameters import Machine, identity
-from npuc.targets.easynpu.program.artefact import Contents, Segment
+from npuc.targets.easynpu.program.artefact import IMAGES, Segment
 from npuc.targets.easynpu.rtl import build, port
 from npuc.targets.easynpu.simulate.running import Runner
 from npuc.targets.easynpu.simulate.simulator import MachineState, Simulator, WordObserver, load_images
@@ -62,8 +62,10 @@ BIT_CLOCKS = 8
 CYCLES_MOST = 100_000_000
 MAKEFILE = """\
 # Builds the test bench with Verilator and runs the steps, if there are any: make; behind AXI: make axi; behind
-# the serial line: make serial
+# the serial line: make serial. Maps the system behind the serial line to an ECP5: make ecp5
 VERILATOR ?= verilator
+YOSYS ?= yosys
+MAP ?= synth_ecp5 -noflatten
 CXX ?= g++
 CXXFLAGS ?= -O2
 RUNTIME = $(shell $(VERILATOR) --getenv VERILATOR_ROOT)/include
@@ -97,20 +99,28 @@ serial_testbench: easynpu.sv easynpu_serial.sv serial_board.h testbench.cpp
 	$(call UNIT,serial_obj)
 	$(COMPILE) -DCLOCKS=@CLOCKS@ -Iserial_obj -o $@ serial_obj/unit.cc
 
-.PHONY: test axi serial
+ecp5: easynpu_serial.json
+
+easynpu_serial.json: easynpu.sv easynpu_serial.sv $(wildcard *.hex)
+	$(YOSYS) -q -p "read_verilog -sv $(filter %.sv,$^); hierarchy -top $(@:.json=); $(MAP); flatten; write_json $@"
+
+.PHONY: test axi serial ecp5
 """
 
 
-def files(machine: Machine, program: Program | None = None, samples: Samples | None = None) -> dict[str, bytes]:
+def files(
+    machine: Machine, program: Program | None = None, samples: Samples | None = None, *, boots: bool = False
+) -> dict[str, bytes]:
     """The files by name; with a program and a sample, also the steps to run it.
 
-    Raises ArtefactError (E507) without Amaranth.
+    boots: the program's words and weights are in their memories from the start, and in no step. Raises
+    ArtefactError (E507) without Amaranth, and E503 if a program that boots has several segments.
     """
     written_for = verilog_comment(f"EasyNPU for the machine '{machine.name}'. Written by npuc.")
     found = {
-        "easynpu.sv": f"{written_for}\n{build.verilog(machine, observed=False)}".encode(),
-        "easynpu_axi.sv": f"{written_for}\n{build.axi_verilog(machine)}".encode(),
-        "easynpu_serial.sv": f"{written_for}\n{build.serial_verilog(machine, BIT_CLOCKS)}".encode(),
+        "easynpu.sv": f"{written_for}\n{build.verilog(machine, boots=boots)}".encode(),
+        "easynpu_axi.sv": f"{written_for}\n{build.verilog(machine, 'wrapper')}".encode(),
+        "easynpu_serial.sv": f"{written_for}\n{build.verilog(machine, 'serial', clocks=BIT_CLOCKS)}".encode(),
         "easynpu.f": b"easynpu.sv\neasynpu_axi.sv\neasynpu_serial.sv\n",
         "machine.json": canonical_json({**machine.as_dict(), "regions": list(port.REGIONS)}),
         "Makefile": MAKEFILE.replace("@BITS@", str(port.address_bits(machine)))
@@ -119,23 +129,29 @@ def files(machine: Machine, program: Program | None = None, samples: Samples | N
         **{name: (FOLDER / name).read_bytes() for name in SOURCES},
     }
     if program is not None and samples is not None:
-        found["steps.txt"] = "".join(f"{line}\n" for line in steps(program, samples)).encode()
+        recorder = Recorder(machine, program.files, boots=boots)
+        Runner(program, recorder)({name: values[:1] for name, values in samples.inputs.items()})
+        found["steps.txt"] = "".join(f"{line}\n" for line in recorder.lines).encode()
+        found |= {f"{name}.hex": _hexadecimal(words) for name, words in recorder.images.items()}
     return found
 
 
-def steps(program: Program, samples: Samples) -> list[str]:
-    """The lines of testbench.cpp for the first sample: the core's identity; words, maps, results."""
-    recorder = Recorder(Contents.of(program.manifest).machine, program.files)
-    Runner(program, recorder)({name: values[:1] for name, values in samples.inputs.items()})
-    return recorder.lines
+def _hexadecimal(words: Array) -> bytes:
+    """Words (count, lanes) as $readmemh reads them."""
+    return "".join(f"{word.tobytes()[::-1].hex()}\n" for word in words).encode()
 
 
 class Recorder(Simulator):
-    """The fast simulator, recording what a host writes, starts and expects."""
+    """The fast simulator, recording what a host writes, starts and expects: `lines` of testbench.cpp.
 
-    def __init__(self, machine: Machine, files: Any) -> None:
+    boots: words and weights are `images` by memory, whole, instead.
+    """
+
+    def __init__(self, machine: Machine, files: Any, *, boots: bool) -> None:
         super().__init__(machine, files)
         self.lines: list[str] = []
+        self.images = {name: np.zeros((machine.capacity_words(name), LANES), np.int8) for name in IMAGES if boots}
+        self.segments = 0
         known = identity(machine)
         values = np.array([[value, 0, 0, 0] for value in known.values()], "<u4").view(np.int8)
         self._note("expect", "registers", known, values)
@@ -144,14 +160,16 @@ class Recorder(Simulator):
         self, segment: Segment, state: MachineState, tensors: dict[str, Array], observe: WordObserver | None = None
     ) -> None:
         """Loads, runs and stores a segment, with a line for every word."""
-        first = load_images(segment, self.files, self.machine, state)
-        del first
-        words = np.frombuffer(isa.words_to_bytes(state.itcm[: segment.count]), np.int8).reshape(-1, LANES)
-        self._note("write", "itcm", range(len(words)), words)
+        self.segments += 1
+        if self.images and self.segments > 1:
+            raise ArtefactError(
+                "E503", "a system with its program in memory runs one segment", remedy="leave out --system"
+            )
+        load_images(segment, self.files, self.machine, state)
+        self._place("itcm", 0, isa.words_to_bytes(state.itcm[: segment.count]))
         for image in segment.images:
             if image.memory != "itcm":
-                data = np.frombuffer(image.data(self.files, self.machine), np.int8).reshape(-1, LANES)
-                self._note("write", image.memory, range(image.address, image.address + len(data)), data)
+                self._place(image.memory, image.address, image.data(self.files, self.machine))
         for move in segment.loads:
             self._note_map("write", move.map, pack_feature(move.whole(tensors)[move.window])[0])
         control = np.frombuffer(segment.count.to_bytes(WORD_BYTES, "little"), np.int8)[None]
@@ -161,6 +179,14 @@ class Recorder(Simulator):
         for move in segment.stores:
             memory = {"fmap": state.fmap, "skip": state.skip}[move.place.memory]
             self._note_map("expect", move.map, memory[0][move.map.grid])
+
+    def _place(self, memory: str, first: int, image: bytes) -> None:
+        """Puts an image into the memory from the start, or notes that a host writes it."""
+        words = np.frombuffer(image, np.int8).reshape(-1, LANES)
+        if self.images:
+            self.images[memory][first : first + len(words)] = words
+        else:
+            self._note("write", memory, range(first, first + len(words)), words)
 
     def _note_map(self, step: str, where: Map, words: Array) -> None:
         self._note(step, where.place.memory, where.grid.ravel().tolist(), words.reshape(-1, LANES))

@@ -41,6 +41,17 @@ def place(machine: Machine) -> data.StructLayout:
     return data.StructLayout({"memory": 1, "base": bits, "row": bits, "pixel": bits, "group": bits})
 
 
+BOUNDS = data.StructLayout(
+    {
+        "one_hk": 1,  # a single row of the kernel, a single column
+        "one_wk": 1,
+        "one_channel": 1,  # the last group has a single channel
+        "last_group": GROUP,
+    }
+)
+"""The ends of the loops over a word that reads an ifmap."""
+
+
 def load_stage(machine: Machine) -> data.StructLayout:
     """What the loader needs of a word that reads an ifmap."""
     return data.StructLayout(
@@ -52,13 +63,12 @@ def load_stage(machine: Machine) -> data.StructLayout:
             "Pw": stored("Pw"),
             "reach_h": TILE,  # last row and column of the kernel
             "reach_w": TILE,
-            "one_hk": 1,  # a single row of the kernel, a single column
-            "one_wk": 1,
             "xi": held("xi"),
             "Hi": held("Hi"),
             "Wi": held("Wi"),
-            "last_channel": stored("Ci"),
+            "last_channel": GROUP,  # of the last group
             "lowest": 1,  # the padding is -128
+            "bounds": BOUNDS,
         }
     )
 
@@ -133,6 +143,7 @@ def step(machine: Machine) -> data.StructLayout:
             "last_channel": GROUP,
             "one_hk": 1,
             "one_wk": 1,
+            "one_channel": 1,
             "first": 1,
             "last": 1,
             "side": 1,

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
-from amaranth.lib import memory, wiring
+from amaranth.hdl import Const, Module, Mux, Signal, Value, signed
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, TILE, held
-from npuc.targets.easynpu.rtl.words import address, delayed, index_bits, pad_depth
+from npuc.targets.easynpu.rtl.words import address, delayed, index_bits, pad_depth, store
 
 
 class Loader(wiring.Component):
@@ -65,41 +65,35 @@ class Loader(wiring.Component):
         self.tile = Tile(self.chain)
         self.side, self.whole, self.running = Signal(), Signal(), Signal()
         self.following, self.moves = Signal(self.stages), Signal()
-        m.submodules.stages = stages = memory.Memory(
-            shape=layouts.load_stage(self.machine), depth=self.machine.itcm_words, init=[]
-        )
-        write, read = stages.write_port(), stages.read_port()
-        m.d.comb += [
-            write.en.eq(self.write),
-            write.addr.eq(self.write_stage),
-            write.data.eq(self.stage),
-            read.addr.eq(self.following),
-        ]
+        depth = self.machine.itcm_words
+        read = store(m, "stages", depth, self.write, self.write_stage, self.stage).read_port()
+        m.d.comb += read.addr.eq(self.following)
         self.now = read.data
-        self.one_hk, self.one_wk = Signal(), Signal()
-        after = self._after(m)
-        m.submodules.kernels = kernels = memory.Memory(shape=2, depth=self.machine.itcm_words, init=[])
-        put, get = kernels.write_port(), kernels.read_port(domain="comb")
-        m.d.comb += [
-            put.en.eq(self.write),
-            put.addr.eq(self.write_stage),
-            get.addr.eq(Mux(self.running, after, 0)),
-        ]
-        m.d.comb += put.data.eq(Cat(self.stage.one_hk, self.stage.one_wk))
-        with m.If(self.moves | ~self.running):  # before the other fields, for the step's first cycle
-            m.d.sync += Cat(self.one_hk, self.one_wk).eq(get.data)
+        self._bound(m)
         self._describe(m)
-        self._go_on(m, after)
+        self._go_on(m)
         self._sweep(m)
         return m
 
+    def _bound(self, m: Module) -> None:
+        """Registers the ends of the next step, before its other fields: its first cycle needs them."""
+        self.bounds: Any = Signal(layouts.BOUNDS)
+        self.last_group = Signal()
+        self._after(m)
+        part, group = (Mux(self.running, each, 0) for each in (self.after_part, self.after_group))
+        depth = self.machine.itcm_words
+        bounds = store(m, "bounds", depth, self.write, self.write_stage, self.stage.bounds)
+        read = bounds.read_port(domain="comb")
+        m.d.comb += read.addr.eq(part)
+        with m.If(self.moves | ~self.running):
+            m.d.sync += [self.bounds.eq(read.data), self.last_group.eq(read.data.last_group == group)]
+
     def _describe(self, m: Module) -> None:
         """Derives the step from the counters."""
-        chain, step, now = self.chain, self.step, self.now
-        last_group = now.last_channel >> GROUP
+        chain, step, last_group = self.chain, self.step, self.last_group
         m.d.comb += [
             self.exists.eq(self.running),
-            self.last_step.eq((self.part == chain.last_part) & (self.group == last_group) & ~self.tile.follows),
+            self.last_step.eq(self.tile_ends & ~self.tile.follows),
             step.oy.eq(self.tile.rows.at),
             step.ox.eq(self.tile.columns.at),
             step.y.eq(self.tile.rows.extent),
@@ -108,36 +102,38 @@ class Loader(wiring.Component):
             step.part.eq(self.part),
             step.group.eq(self.group),
             step.side.eq(self.side),
-            step.one_hk.eq(self.one_hk),
-            step.one_wk.eq(self.one_wk),
+            step.one_hk.eq(self.bounds.one_hk),
+            step.one_wk.eq(self.bounds.one_wk),
+            step.one_channel.eq(~chain.dense | (last_group & self.bounds.one_channel)),
             self.next_part.eq(self.following),
-            step.last_channel.eq(
-                Mux(chain.dense, Mux(self.group == last_group, now.last_channel[:GROUP], (1 << GROUP) - 1), 0)
-            ),
+            step.last_channel.eq(Mux(chain.dense, Mux(last_group, self.now.last_channel, (1 << GROUP) - 1), 0)),
             step.first.eq((self.part == 0) & (~chain.dense | (self.group == 0)) & ~chain.takes),
-            step.last.eq(
-                (self.part == chain.last_part) & (~chain.dense | (self.group == last_group)) & ~chain.leaves
-            ),
+            step.last.eq(~self.more_parts & (~chain.dense | last_group) & ~chain.leaves),
         ]
 
-    def _after(self, m: Module) -> Signal:
-        """The part of the next step: groups within words, or channel-wise words within groups, within tiles."""
-        chain, after = self.chain, Signal(self.stages)  # 0 behind the last step
-        self.more_parts, self.more_groups = Signal(), Signal()
+    def _after(self, m: Module) -> None:
+        """The next step: groups within words, or channel-wise words within groups, within tiles."""
+        dense, part, group = (
+            self.chain.dense,
+            Signal(self.stages, name="after_part"),
+            Signal(GROUP, name="after_group"),
+        )
+        self.after_part, self.after_group = part, group  # 0 in the next tile
+        self.more_parts, self.tile_ends = Signal(), Signal()
         m.d.comb += [
-            self.more_parts.eq(self.part < chain.last_part),
-            self.more_groups.eq(self.group < self.now.last_channel >> GROUP),
+            self.more_parts.eq(self.part < self.chain.last_part),
+            self.tile_ends.eq(self.last_group & ~self.more_parts),
         ]
-        with m.If(chain.dense & self.more_groups):
-            m.d.comb += after.eq(self.part)
+        with m.If(dense & ~self.last_group):
+            m.d.comb += [part.eq(self.part), group.eq(self.group + 1)]
         with m.Elif(self.more_parts):
-            m.d.comb += after.eq(self.part + 1)
-        return after
+            m.d.comb += [part.eq(self.part + 1), group.eq(Mux(dense, 0, self.group))]
+        with m.Elif(~self.last_group):
+            m.d.comb += group.eq(self.group + 1)
 
-    def _go_on(self, m: Module, after: Signal) -> None:
+    def _go_on(self, m: Module) -> None:
         """Moves to the next step."""
-        chain, more_parts, more_groups = self.chain, self.more_parts, self.more_groups
-        m.d.comb += self.following.eq(Mux(self.moves, after, self.part))
+        m.d.comb += self.following.eq(Mux(self.moves, self.after_part, self.part))
         m.d.sync += self.part.eq(self.following)
         with m.If(self.start):
             m.d.sync += self.running.eq(1)
@@ -145,17 +141,10 @@ class Loader(wiring.Component):
             m.d.sync += [self.side.eq(0), self.whole.eq(0)]
             self.tile.begin(m)
         with m.Elif(self.moves):
-            m.d.sync += self.whole.eq(0)
+            m.d.sync += [self.whole.eq(0), self.group.eq(self.after_group)]
             if self.machine.ifmap_pad_sets > 1:
                 m.d.sync += self.side.eq(~self.side)
-            with m.If(chain.dense & more_groups):
-                m.d.sync += self.group.eq(self.group + 1)
-            with m.Elif(more_parts), m.If(chain.dense):
-                m.d.sync += self.group.eq(0)
-            with m.Elif(~chain.dense & more_groups):
-                m.d.sync += self.group.eq(self.group + 1)
-            with m.Else():
-                m.d.sync += self.group.eq(0)
+            with m.If(self.tile_ends):
                 m.d.sync += self.running.eq(self.tile.follows)
                 self.tile.advance(m)
 
@@ -167,9 +156,10 @@ class Loader(wiring.Component):
         last_row, last_column = Signal(TILE), Signal(TILE)
         fresh, row_ends = Signal(), Signal()
         # in the step's first cycle, only whether there are one or two rows or columns is known
-        one_row, one_column = (step.y == 1) & self.one_hk, (step.x == 1) & self.one_wk
-        two_rows = Mux(self.one_hk, (step.y == 2) & (now.Sh == 1), (step.y == 1) & (now.reach_h == 1))
-        two_columns = Mux(self.one_wk, (step.x == 2) & (now.Sw == 1), (step.x == 1) & (now.reach_w == 1))
+        rows, columns = self.tile.rows, self.tile.columns
+        one_row, one_column = rows.single & step.one_hk, columns.single & step.one_wk
+        two_rows = Mux(step.one_hk, (step.y == 2) & (now.Sh == 1), rows.single & (now.reach_h == 1))
+        two_columns = Mux(step.one_wk, (step.x == 2) & (now.Sw == 1), columns.single & (now.reach_w == 1))
         in_last_row, in_last_column = Signal(), Signal()
         m.d.sync += [
             fresh.eq(~self.running | self.moves),
@@ -226,11 +216,12 @@ class Loader(wiring.Component):
 
 
 class Axis:
-    """A tile along an axis, in registers: `at` its first index, its `extent`, and whether `more` is beyond it."""
+    """A tile along an axis: its first index `at`, its `extent`, if it is `single`, and if `more` follows."""
 
     def __init__(self, name: str, last: Value, most: Value) -> None:
         self.at, self.extent = Signal(INDEX, name=f"o{name}"), Signal(held(name), name=f"tile_{name}")
         self.beyond, self.more = Signal(INDEX + 1, name=f"beyond_{name}"), Signal(name=f"more_{name}")
+        self.single = Signal(name=f"single_{name}")
         self._last, self._most = last, most
 
     def begin(self, m: Module) -> None:
@@ -245,6 +236,7 @@ class Axis:
         most = self._most
         m.d.sync += [self.at.eq(at), self.extent.eq(Mux(most < left, most, left))]
         m.d.sync += [self.beyond.eq(left - most), self.more.eq(left > most)]
+        m.d.sync += self.single.eq((left == 1) | (most == 1))
 
 
 class Tile:

@@ -7,16 +7,22 @@ from amaranth.lib import data, fifo, memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.quantiser import BYTE
-from npuc.targets.easynpu.rtl.words import index_bits
+from npuc.targets.easynpu.rtl.verilog import CONTENTS
+from npuc.targets.easynpu.rtl.words import address_bits, index_bits
 
 
 class SinglePort(wiring.Component):
-    """A memory of 16-lane words. One access a cycle: a write of enabled lanes, or a read (data a cycle later)."""
+    """A memory of 16-lane words. One access a cycle: a write of enabled lanes, or a read (data a cycle later).
 
-    def __init__(self, words: int) -> None:
+    contents: the file of its words at the start, in hexadecimal; without, they are 0.
+    """
+
+    def __init__(self, words: int, contents: str | None = None) -> None:
         self.words = words
+        self.attributes = {CONTENTS: contents} if contents else {}
         super().__init__(
             {
                 "address": In(index_bits(words)),
@@ -30,7 +36,7 @@ class SinglePort(wiring.Component):
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
-        m.submodules.words = words = memory.Memory(shape=WORD, depth=self.words, init=[])
+        m.submodules.words = words = memory.Memory(shape=WORD, depth=self.words, init=[], attrs=self.attributes)
         write, read = words.write_port(granularity=BYTE), words.read_port()
         m.d.comb += [
             write.addr.eq(self.address),
@@ -43,15 +49,20 @@ class SinglePort(wiring.Component):
         return m
 
 
+def result(machine: Machine) -> data.StructLayout:
+    """Lanes of a word for a DTCM."""
+    return data.StructLayout({"address": address_bits(machine), "lanes": LANES, "word": WORD})
+
+
 class ResultQueue(wiring.Component):
     """Results that wait for a DTCM, where reads have priority; one that need not wait passes in the same cycle.
 
     `full` is set permanently if a result ever finds no room.
     """
 
-    def __init__(self, words: int, depth: int) -> None:
+    def __init__(self, machine: Machine, depth: int) -> None:
         self.depth = depth
-        self.layout = data.StructLayout({"address": index_bits(words), "lanes": LANES, "word": WORD})
+        self.layout = result(machine)
         super().__init__(
             {
                 "put": In(1),

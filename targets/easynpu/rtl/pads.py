@@ -14,7 +14,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS
 from npuc.targets.easynpu.rtl.quantiser import BYTE
-from npuc.targets.easynpu.rtl.words import index_bits, pad_depth, tables
+from npuc.targets.easynpu.rtl.words import index_bits, pad_depth, store, tables
 
 
 class IfmapPads(wiring.Component):
@@ -40,22 +40,15 @@ class IfmapPads(wiring.Component):
         """The circuit: a copy for every read port."""
         m = Module()
         for row, address in enumerate(self.address):
-            m.submodules[f"row{row}"] = pads = memory.Memory(shape=WORD, depth=self.depth, init=[])
-            write, read = pads.write_port(), pads.read_port()
-            m.d.comb += [
-                write.en.eq(self.write),
-                write.addr.eq(self.write_address),
-                write.data.eq(self.word),
-                read.addr.eq(address),
-                self.entry[row].eq(read.data),
-            ]
+            read = store(m, f"row{row}", self.depth, self.write, self.write_address, self.word).read_port()
+            m.d.comb += [read.addr.eq(address), self.entry[row].eq(read.data)]
         return m
 
 
 class ParameterPads(wiring.Component):
     """Bias and scale of all PEs, written plane by plane: byte planes of the bias (or slopes), then the scale.
 
-    Data follow an address a cycle later.
+    Data follow an address two cycles later.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -83,7 +76,7 @@ class ParameterPads(wiring.Component):
         m.d.comb += read.addr.eq(self.address)
         for lane in range(LANES):
             planes = [plane.word_select(lane, BYTE) for plane in read.data]
-            m.d.comb += Value.cast(self.own[lane]).eq(Cat(*planes))
+            m.d.sync += Value.cast(self.own[lane]).eq(Cat(*planes))
         return m
 
 

@@ -93,7 +93,7 @@ def ports(machine: Machine) -> dict[str, Any]:
         "back_address": In(bits),
         "back": In(1),
         "ifmap": In(signed(BYTE)),
-        "fed": Out(signed(BYTE)),
+        "kept": Out(signed(BYTE)),
         "control": In(CONTROL),
         "weight": In(signed(BYTE)),
         "operand": In(signed(BYTE)),
@@ -119,10 +119,10 @@ def instance(machine: Machine, name: str) -> tuple[Any, Instance]:
 class Pe(wiring.Component):
     """One PE of a row.
 
-    Cycle t: `back_address` addresses a psum's int8 result, which `fed` is in t + 1 if `back` is set, or the
-    `ifmap`. Cycle t + 2: `control`, the other inputs, and `read_address` of the psum. Cycle t + 3: `valid` and
-    `write_address`; `psum` is the new psum. Cycle t + 6: `ofmap` is its int8 result, 0 unless `on` was set with
-    `valid` (PEs beyond the last output channel are off).
+    Cycle t: `back_address` addresses a psum's int8 result; it is `kept` in t + 1, and taken if `back` is set, else
+    the `ifmap` is. Cycle t + 2: `control`, the other inputs, and `read_address` of the psum. Cycle t + 3: `valid`
+    and `write_address`; `psum` is the new psum. Cycle t + 6: `ofmap` is its int8 result, 0 unless `on` was set
+    with `valid` (PEs beyond the last output channel are off).
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -136,8 +136,11 @@ class Pe(wiring.Component):
         first = self.machine.psum_write_first or self.machine.pe_rows > 1
         psums, self.written = self._file(m, "psums", signed(PSUM), first)
         backs, self.fed_back = self._file(m, "backs", signed(BYTE), self.machine.pe_rows > 1)
-        m.d.comb += [backs.addr.eq(self.back_address), self.fed.eq(Mux(self.back, backs.data, self.ifmap))]
-        m.d.comb += psums.addr.eq(self.read_address)
+        m.d.comb += [
+            backs.addr.eq(self.back_address),
+            self.kept.eq(backs.data),
+            psums.addr.eq(self.read_address),
+        ]
         self._sum(m, psums.data)
         self._leave(m)
         return m
@@ -162,7 +165,7 @@ class Pe(wiring.Component):
         self.scale = Signal(signed(BYTE))
         m.d.comb += factor.eq(factors[control.factor.as_value()])
         m.d.sync += [
-            fed.eq(self.fed),
+            fed.eq(Mux(self.back, self.kept, self.ifmap)),
             product.eq(Mux(control.bypass, fed, fed * factor)),
             other.eq(Array(map(Value.cast, addends))[control.addend.as_value()]),
             later.eq(control),

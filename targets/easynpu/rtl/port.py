@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from amaranth.lib.wiring import In, Out, Signature
+
 from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import CONTROLS, REGISTERS, Machine
+from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.words import index_bits
 
 REGIONS = (*isa.MEMORIES, "weight", "itcm", "registers")
@@ -18,6 +22,13 @@ continues after a pause. Status: a write clears the interrupt. Cycles: those of 
 PAUSE = 31
 BUSY, PAUSED, FAILED, LOST, STARVED = range(5)
 """Bits of the status. failed: an undefined word; lost, starved: an error of the core itself, never set."""
+
+
+def signature(machine: Machine) -> Signature:
+    """The port from the side of its host."""
+    address, word = address_bits(machine) + REGION_BITS, LANES * BYTE
+    asks = {"address": Out(address), "write": Out(1), "write_data": Out(word), "read": Out(1)}
+    return Signature({**asks, "read_data": In(word), "interrupt_request": In(1)})
 
 
 def address_bits(machine: Machine) -> int:

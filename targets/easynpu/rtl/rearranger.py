@@ -118,44 +118,57 @@ class Rearranger(wiring.Component):
         """Divides extents by parts, dimension by dimension, and, a dimension behind, 2^bits by divisors."""
         m.submodules.extents = extents = Divider(self.bits)
         m.submodules.reciprocals = reciprocals = Divider(self.bits + 1)
-        turn, cycle, busy = Signal(range(len(ORDER) + 1)), Signal(range(self.bits + 5)), Signal()
-        first, ends, done, size, moved = Signal(), Signal(), Signal(), Signal(self.bits), Signal(self.bits)
-        m.d.sync += first.eq(self.start)
+        turns = len(ORDER) + 1
+        turn, cycle, busy = Signal(turns), Signal(range(self.bits + 5)), Signal()
+        first, done, ends, size, moved = (
+            Signal(),
+            Signal(turns),
+            Signal(turns),
+            Signal(self.bits),
+            Signal(self.bits),
+        )
         m.d.comb += [
             extents.start.eq(busy & (cycle == 0)),
             reciprocals.start.eq(extents.start),
             reciprocals.numerator.eq(1 << self.bits),
-            self.begins.eq(ends & (turn == len(ORDER))),
+            self.begins.eq(ends[-1]),
         ]
-        m.d.sync += [done.eq(cycle == self.bits + 2), ends.eq(busy & done), moved.eq(size * extents.divisor)]
+        m.d.sync += [
+            first.eq(self.start),
+            done.eq(Mux(cycle == self.bits + 2, turn, 0)),
+            ends.eq(Mux(busy, done, 0)),
+            moved.eq(size * extents.divisor),
+        ]
         with m.If(first):  # the word is there
-            m.d.sync += [extent.eq(value) for extent, value in zip(self.extents, sizes, strict=True)]
-            m.d.sync += [busy.eq(1), turn.eq(0), cycle.eq(0)]
-        with m.Elif(ends):
-            m.d.sync += [busy.eq(turn != len(ORDER)), turn.eq(turn + 1), cycle.eq(0)]
+            m.d.sync += [busy.eq(1), turn.eq(1), cycle.eq(0)]
+        with m.Elif(ends.any()):
+            m.d.sync += [busy.eq(~turn[-1]), turn.eq(turn << 1), cycle.eq(0)]
         with m.Elif(busy):
             m.d.sync += cycle.eq(cycle + 1)
+        onto_ends = [Value.cast(0) for _ in DIMENSIONS]
         for number, dimension in enumerate(ORDER):
             parts, onto, minor, insert = self._split(dimension)
-            with m.If(turn == number):
+            with m.If(turn[number]):
                 m.d.comb += [extents.numerator.eq(self.extents[dimension]), extents.divisor.eq(parts)]
                 old = Value.cast(Array(self.extents)[onto])
                 m.d.sync += size.eq(Mux(onto == dimension, extents.quotient, old))
-                with m.If(done):
-                    m.d.sync += [
-                        self.rest[dimension].eq(extents.quotient),
-                        self.extents[dimension].eq(extents.quotient),
-                    ]
-                with m.Elif(ends):
-                    m.d.sync += [
-                        self.divisor[dimension].eq(Mux(minor, parts, self.rest[dimension])),
-                        self.factor[dimension].eq(Mux(insert, parts, size)),
-                        Array(self.extents)[onto].eq(moved),
-                    ]
-            with m.Elif(turn == number + 1):
+            with m.If(done[number]):
+                m.d.sync += self.rest[dimension].eq(extents.quotient)
+            with m.If(ends[number]):
+                m.d.sync += self.divisor[dimension].eq(Mux(minor, parts, self.rest[dimension]))
+                m.d.sync += self.factor[dimension].eq(Mux(insert, parts, size))
+            with m.If(turn[number + 1]):
                 m.d.comb += reciprocals.divisor.eq(self.divisor[dimension])
-                with m.If(done):
-                    m.d.sync += self.reciprocal[dimension].eq(reciprocals.quotient)
+            with m.If(done[number + 1]):
+                m.d.sync += self.reciprocal[dimension].eq(reciprocals.quotient)
+            onto_ends = [found | (ends[number] & (onto == at)) for at, found in enumerate(onto_ends)]
+        for dimension, extent in enumerate(self.extents):
+            with m.If(first):
+                m.d.sync += extent.eq(sizes[dimension])
+            with m.Elif(onto_ends[dimension]):
+                m.d.sync += extent.eq(moved)
+            with m.Elif(done[ORDER.index(dimension)]):
+                m.d.sync += extent.eq(extents.quotient)
 
     def _lengths(self, m: Module) -> None:
         """The number of channels that stay adjacent (rearrangement.run_length)."""
@@ -182,7 +195,7 @@ class Rearranger(wiring.Component):
         lane, within, at_group, after = (Signal(GROUP), *(Signal(len(self.run)) for _ in range(3)))
         lanes, left, length = Signal(range(LANES + 1)), Signal(len(self.run)), Signal(range(LANES + 1))
         row, column, word_ends, row_ends, tile_ends = Signal(INDEX), Signal(INDEX), Signal(), Signal(), Signal()
-        rest = Signal(range(LANES + 1))
+        rest, ahead = Signal(range(LANES + 1)), Signal(GROUP)
         part = Signal(
             data.StructLayout(
                 {
@@ -200,14 +213,14 @@ class Rearranger(wiring.Component):
             self.goes.eq(running & (self.under_way < DEPTH - 1)),
             row.eq(tile.rows.at + oyi),
             column.eq(tile.columns.at + oxi),
-            lanes.eq(Mux(group == last_group, chain.last_channel[:GROUP] + 1, LANES)),
+            ahead.eq(Mux(self.begins | (group == last_group), 0, group + 1)),
             left.eq(self.run - within),
             rest.eq(lanes - lane),
             word_ends.eq(rest <= left),
             length.eq(Mux(word_ends, rest, left)),
             after.eq(Mux(left <= rest, 0, within + length)),
-            row_ends.eq((oxi + 1 == chain.x) | (column == chain.last_column)),
-            tile_ends.eq(row_ends & ((oyi + 1 == chain.y) | (row == chain.last_row))),
+            row_ends.eq(oxi + 1 == tile.columns.extent),
+            tile_ends.eq(row_ends & (oyi + 1 == tile.rows.extent)),
         ]
         m.d.sync += [
             part.valid.eq(self.goes),
@@ -218,8 +231,11 @@ class Rearranger(wiring.Component):
             part.length.eq(length),
             part.last.eq(word_ends),
         ]
+        with m.If(self.begins | (self.goes & word_ends & tile_ends)):
+            m.d.sync += group.eq(ahead)
+            m.d.sync += lanes.eq(Mux(ahead == last_group, chain.last_channel[:GROUP] + 1, LANES))
         with m.If(self.begins):
-            m.d.sync += [each.eq(0) for each in (oyi, oxi, group, lane, within, at_group)]
+            m.d.sync += [each.eq(0) for each in (oyi, oxi, lane, within, at_group)]
             m.d.sync += running.eq(1)
             tile.begin(m)
         with m.Elif(self.goes):
@@ -229,9 +245,9 @@ class Rearranger(wiring.Component):
                 with m.If(row_ends):
                     m.d.sync += [oxi.eq(0), oyi.eq(oyi + 1)]
                 with m.If(tile_ends):
-                    m.d.sync += [oyi.eq(0), group.eq(group + 1), within.eq(after), at_group.eq(after)]
+                    m.d.sync += [oyi.eq(0), within.eq(after), at_group.eq(after)]
                     with m.If(group == last_group):
-                        m.d.sync += [group.eq(0), within.eq(0), at_group.eq(0)]
+                        m.d.sync += [within.eq(0), at_group.eq(0)]
                         m.d.sync += running.eq(tile.follows)
                         tile.advance(m)
         return part

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
-from amaranth.lib import data, memory, wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.memory import LANES
@@ -18,7 +18,7 @@ from npuc.targets.easynpu.machine.timing import FEEDBACK
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, held, stored
 from npuc.targets.easynpu.rtl.pe import CONTROL, Addend
-from npuc.targets.easynpu.rtl.words import address, delayed, index_bits, pad_depth, tables
+from npuc.targets.easynpu.rtl.words import address, delayed, index_bits, pad_depth, store, tables
 
 
 def issue(machine: Machine) -> data.StructLayout:
@@ -97,16 +97,10 @@ class Sequencer(wiring.Component):
         self.running, self.start = Signal(layouts.step(self.machine)), Signal()
         m.d.comb += self.start.eq(self.ready & (self.ends | ~self.busy))
         shape = layouts.run_stage(self.machine)
-        m.submodules.stages = stages = memory.Memory(shape=shape, depth=self.machine.itcm_words, init=[])
-        write, first, fused = stages.write_port(), stages.read_port(), stages.read_port()
+        stages = store(m, "stages", self.machine.itcm_words, self.write, self.write_stage, self.stage)
+        first, fused = stages.read_port(), stages.read_port()
         self.now: Any = Signal(shape, name="now")
-        m.d.comb += [
-            write.en.eq(self.write),
-            write.addr.eq(self.write_stage),
-            write.data.eq(self.stage),
-            first.addr.eq(self.next_part),
-            fused.addr.eq(self.at + 1),
-        ]
+        m.d.comb += [first.addr.eq(self.next_part), fused.addr.eq(self.at + 1)]
         self.writes_now, self.apart_now, self.single_now, self.scatters = (Signal() for _ in range(4))
         self.blocks_now, self.from_source, self.free_now = Signal(), Signal(), Signal()
         with m.If(self.start):
@@ -232,7 +226,7 @@ class Sequencer(wiring.Component):
             m.d.sync += [self.kzi.eq(0), self.hki.eq(0), self.wki.eq(0)]
             m.d.sync += [self.left.eq(self.step.positions), self.first_batch.eq(1)]
             m.d.sync += [self.last_hk.eq(self.step.one_hk), self.last_wk.eq(self.step.one_wk)]
-            last_k, alone = self.step.last_channel == 0, self.step.positions <= self.machine.pe_rows
+            last_k, alone = self.step.one_channel, self.step.positions <= self.machine.pe_rows
             single = self.last_ozi == 0
             last_tap = self.step.one_hk & self.step.one_wk & last_k
             m.d.sync += [

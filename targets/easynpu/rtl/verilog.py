@@ -36,6 +36,8 @@ PLAIN = {"+": "+", "*": "*", "&": "&", "|": "|", "^": "^", "-": "-"}
 COMPARED = frozenset(("==", "!=", "<", "<=", ">", ">="))
 REDUCED = {"r|": "|", "r&": "&", "r^": "^", "b": "|"}
 WIDTH = 110
+CONTENTS = "contents"
+"""The attribute of a memory that names the file of its words at the start."""
 WAIVERS = {
     "DECLFILENAME": "a core is one file",
     "PROCASSINIT": "registers begin as after a reset, also where there is none",
@@ -433,7 +435,7 @@ class _Module:
         return lines
 
     def _memory(self, memory: Any, wanted: str) -> list[str]:
-        """A memory with its ports, cleared at the start."""
+        """A memory with its ports, cleared at the start unless a file has its contents."""
         name, data = self._new(f"{wanted}_words"), memory._data
         width, depth = Value.cast(memory._read_ports[0]._data).shape().width, data.depth
         index = f"{name}_index"
@@ -441,7 +443,9 @@ class _Module:
         unlike = registered and not any(port._transparent_for for port in registered)
         lines = [  # a word that is written is not read in that cycle, or what is read is not used
             f"  {'(* no_rw_check *) ' if unlike else ''}logic [{width - 1}:0] {name} [0:{depth - 1}];",
-            f"  initial for (int {index} = 0; {index} < {depth}; {index}++)"
+            f'  initial $readmemh("{memory._attrs[CONTENTS]}", {name});'
+            if CONTENTS in memory._attrs
+            else f"  initial for (int {index} = 0; {index} < {depth}; {index}++)"
             f" {name}[{index}] = {_constant(0, width)};",
         ]
         assert not any(data._init._raw), wanted

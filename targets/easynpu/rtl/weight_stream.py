@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import fifo, memory, wiring
+from amaranth.lib import fifo, wiring
 from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
 from npuc.targets.easynpu.rtl.loader import Tile
-from npuc.targets.easynpu.rtl.words import index_bits
+from npuc.targets.easynpu.rtl.words import index_bits, store
 
-UNDER_WAY = 5
+UNDER_WAY = 6
 """Words between request and pads, for which there is room in addition to the pads."""
 
 
@@ -53,18 +53,9 @@ class WeightStream(wiring.Component):
         m = Module()
         self._pads(m)
         bits = index_bits(self.machine.itcm_words)
-        blocks = memory.Memory(shape=layouts.weight_block(self.machine), depth=self.machine.itcm_words, init=[])
-        m.submodules.blocks = blocks
-        write = blocks.write_port()
-        read = blocks.read_port()
         count, at, following = Signal(bits + 1), Signal(bits), Signal(bits)
-        m.d.comb += [
-            write.en.eq(self.write),
-            write.addr.eq(count),
-            write.data.eq(self.block),
-            read.addr.eq(following),
-            following.eq(at),
-        ]
+        read = store(m, "blocks", self.machine.itcm_words, self.write, count, self.block).read_port()
+        m.d.comb += [read.addr.eq(following), following.eq(at)]
         m.d.sync += at.eq(following)
         with m.If(self.clear):
             m.d.sync += count.eq(0)
@@ -77,15 +68,14 @@ class WeightStream(wiring.Component):
         """The FIFO, with room for the words in transit."""
         m.submodules.pads = pads = fifo.SyncFIFOBuffered(width=WORD, depth=self.depth)
         self.free = Signal()
-        self.requests, arriving = Signal(), Signal()
-        starved = Signal()
-        m.d.sync += [self.read.eq(self.requests), arriving.eq(self.read)]
+        self.requests, asked, arriving, starved = Signal(), Signal(), Signal(), Signal()
+        m.d.sync += [asked.eq(self.requests), self.read.eq(asked), arriving.eq(self.read)]
         m.d.comb += [
             pads.w_en.eq(arriving),
             pads.w_data.eq(self.word),
             pads.r_en.eq(self.take),
             self.weights.eq(pads.r_data),
-            self.free.eq(pads.level + arriving + self.read < self.depth - 1),
+            self.free.eq(pads.level + arriving + self.read + asked < self.depth - 1),
             self.starved.eq(starved),
         ]
         with m.If(self.take & ~pads.r_rdy):
@@ -96,11 +86,13 @@ class WeightStream(wiring.Component):
         chain, running = self.chain, Signal()
         within, group = Signal(len(block.count)), Signal(GROUP)
         tile = Tile(chain)
-        skipped = Mux(chain.dense, 0, group * block.count)
-        m.d.comb += [
-            self.requests.eq(running & self.free),
+        first, skipped = Signal(len(self.address)), Signal(len(self.address))
+        m.d.comb += self.requests.eq(running & self.free)
+        m.d.sync += [
+            first.eq(block.base + within),
+            skipped.eq(Mux(chain.dense, 0, group * block.count)),
+            self.address.eq(first + skipped),
         ]
-        m.d.sync += self.address.eq((block.base + within + skipped)[: len(self.address)])
         with m.If(self.start):
             m.d.comb += following.eq(0)
             m.d.sync += [running.eq(count != 0), within.eq(0), group.eq(0)]

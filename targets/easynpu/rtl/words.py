@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from amaranth.hdl import Module, Signal, Value
+from amaranth.lib import memory
 
 from npuc.bits import places
 from npuc.targets.easynpu.machine.memory import LANES
@@ -47,6 +48,14 @@ class Fields:
         """A field as it is stored; for an extent, the last index."""
         place = self._places[name]
         return self._word[place.low : place.high + 1]
+
+
+def store(m: Module, name: str, depth: int, enable: Value, address: Value, value: Any) -> memory.Memory:
+    """A memory that stores a value at an address in each cycle with `enable`."""
+    m.submodules[name] = found = memory.Memory(shape=value.shape(), depth=depth, init=[])
+    write = found.write_port()
+    m.d.comb += [write.en.eq(enable), write.addr.eq(address), write.data.eq(value)]
+    return found
 
 
 def delayed(m: Module, value: Value, cycles: int, name: str) -> Any:

@@ -16,21 +16,11 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import REGISTERS, Machine
 from npuc.targets.easynpu.rtl import axi, port
-from npuc.targets.easynpu.rtl.axi import (
-    DEPTH,
-    LITE,
-    REGISTER_BITS,
-    REGISTER_BYTES,
-    MemoryReads,
-    MemoryWrites,
-    Response,
-)
-from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.port import CONTROL, PAUSE, RESUME, STATUS
 from npuc.targets.easynpu.rtl.verilog import HEADER, modules
 from npuc.targets.easynpu.rtl.words import index_bits
 
-BYTES = index_bits(REGISTER_BYTES)
+BYTES = index_bits(axi.REGISTER_BYTES)
 
 
 class RegisterWrites(wiring.Component):
@@ -41,7 +31,7 @@ class RegisterWrites(wiring.Component):
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        ports = {**axi.members(LITE, "aw", "w", "b"), "access": Out(axi.access(machine))}
+        ports = {**axi.members(axi.LITE, "aw", "w", "b"), "access": Out(axi.access(machine))}
         super().__init__({**ports, "busy": In(1), "paused": In(1), "starts": Out(1)})
 
     def elaborate(self, _platform: object) -> Module:
@@ -78,40 +68,26 @@ class RegisterReads(wiring.Component):
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        super().__init__({**axi.members(LITE, "ar", "r"), "access": Out(axi.access(machine))})
+        super().__init__({**axi.members(axi.LITE, "ar", "r"), "access": Out(axi.access(machine))})
 
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m, access = Module(), self.access
         places, place = axi.taken(m, "ar_queue", self.ar)
         answers, found = axi.given(m, "r_queue", self.r)
-        index, response, asked = place.addr[BYTES:], Signal(Response), Signal()
+        index, response, asked = place.addr[BYTES:], Signal(axi.Response), Signal()
         exists = index < len(REGISTERS)
         m.d.comb += [
-            access.wanted.eq(places.r_rdy & (answers.level < DEPTH - 1)),
+            access.wanted.eq(places.r_rdy & (answers.level < axi.DEPTH - 1)),
             access.address.eq(axi.register(self.machine, index)),
             access.read.eq(access.granted & exists),
             places.r_en.eq(access.granted),
             answers.w_en.eq(asked),
-            found.data.eq(Mux(response == Response.OKAY, access.read_data[:REGISTER_BITS], 0)),
+            found.data.eq(Mux(response == axi.Response.OKAY, access.read_data[: axi.REGISTER_BITS], 0)),
             found.resp.eq(response),
         ]
         m.d.sync += [asked.eq(access.granted), response.eq(axi.answer(exists, exists))]
         return m
-
-
-def core_port(machine: Machine) -> wiring.Signature:
-    """The port of the core, from the side of its host."""
-    return wiring.Signature(
-        {
-            "address": Out(port.address_bits(machine) + port.REGION_BITS),
-            "write": Out(1),
-            "write_data": Out(WORD),
-            "read": Out(1),
-            "read_data": In(WORD),
-            "interrupt_request": In(1),
-        }
-    )
 
 
 class Adapter(wiring.Component):
@@ -126,7 +102,12 @@ class Adapter(wiring.Component):
         lite = wiring.Signature(axi.members(axi.LITE, *axi.LITE))
         full = wiring.Signature(axi.members(axi.full(machine), *axi.full(machine)))
         super().__init__(
-            {"lite": Out(lite), "full": Out(full), "core": Out(core_port(machine)), "interrupt_request": Out(1)}
+            {
+                "lite": Out(lite),
+                "full": Out(full),
+                "core": Out(port.signature(machine)),
+                "interrupt_request": Out(1),
+            }
         )
 
     def elaborate(self, _platform: object) -> Module:
@@ -134,8 +115,8 @@ class Adapter(wiring.Component):
         m, machine, lite, full = Module(), self.machine, self.lite, self.full
         m.submodules.register_writes = register_writes = RegisterWrites(machine)
         m.submodules.register_reads = register_reads = RegisterReads(machine)
-        m.submodules.memory_writes = memory_writes = MemoryWrites(machine)
-        m.submodules.memory_reads = memory_reads = MemoryReads(machine)
+        m.submodules.memory_writes = memory_writes = axi.MemoryWrites(machine)
+        m.submodules.memory_reads = memory_reads = axi.MemoryReads(machine)
         sides = {register_writes: lite, register_reads: lite, memory_writes: full, memory_reads: full}
         for side, bus in sides.items():
             for name in axi.LITE:

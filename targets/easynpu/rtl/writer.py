@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from amaranth.hdl import Cat, Module, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import fifo, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -13,8 +13,8 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.array import RESULT
 from npuc.targets.easynpu.rtl.layouts import WORD
+from npuc.targets.easynpu.rtl.memories import result
 from npuc.targets.easynpu.rtl.quantiser import BYTE
-from npuc.targets.easynpu.rtl.words import address_bits
 
 MEMORIES = 2
 
@@ -22,14 +22,14 @@ MEMORIES = 2
 class Writer(wiring.Component):
     """Joins results with their destinations.
 
-    `put` queues a piece. `arrive` takes the results of `count` positions. For each of the two memories `write`,
-    `address`, `lanes` and `word` are a result for its queue. `empty`: nothing is in transit. `lost` is set
+    `put` queues a piece. `arrive` takes the results of `count` positions. For each of the two memories `write`
+    puts a `result` in its queue. `empty`: nothing is in transit. `lost` is set
     permanently if a piece, or a second batch of results, ever finds no room.
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        bits, rows = address_bits(machine), machine.pe_rows
+        rows = machine.pe_rows
         super().__init__(
             {
                 "put": In(1),
@@ -38,9 +38,7 @@ class Writer(wiring.Component):
                 "count": In(range(rows + 1)),
                 "results": In(WORD).array(rows),
                 "write": Out(1).array(MEMORIES),
-                "address": Out(bits).array(MEMORIES),
-                "lanes": Out(LANES).array(MEMORIES),
-                "word": Out(WORD).array(MEMORIES),
+                "result": Out(result(machine)).array(MEMORIES),
                 "empty": Out(1),
                 "lost": Out(1),
             }
@@ -104,15 +102,9 @@ class Writer(wiring.Component):
         for memory in range(MEMORIES):
             target = piece.target.valid & (piece.target.memory == memory)
             copy = piece.copy.valid & (piece.copy.memory == memory)
-            m.d.comb += self.write[memory].eq(going & (target | copy))
             m.d.comb += [
-                self.address[memory].eq(piece.copy.address),
-                self.lanes[memory].eq((1 << LANES) - 1),
-                self.word[memory].eq(word),
+                self.write[memory].eq(going & (target | copy)),
+                self.result[memory].address.eq(Mux(target, piece.target.address, piece.copy.address)),
+                self.result[memory].lanes.eq(Mux(target, piece.lanes | piece.cleared, (1 << LANES) - 1)),
+                self.result[memory].word.eq(Mux(target, moved, word)),
             ]
-            with m.If(target):
-                m.d.comb += [
-                    self.address[memory].eq(piece.target.address),
-                    self.lanes[memory].eq(piece.lanes | piece.cleared),
-                    self.word[memory].eq(moved),
-                ]
