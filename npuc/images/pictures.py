@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from errno import EINVAL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ def open_picture(path: Path, order: str) -> Image.Image:
 
     form = FORMATS[path.suffix.lower()]
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+            raise OSError(EINVAL, "it is no file")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of bombs, which are refused below, and of strange metadata
             with path.open("rb") as file, pil.open(file, formats=[form]) as image:
