@@ -188,8 +188,9 @@ def pictures(files: Sequence[Path], images: Sequence[Description], dtype: str, n
         )
     made = Pictures(files, found, dtype)
     if len(files) % made.batch:
-        limit = f"{made.batch} a sample, as the model's batch"
+        reason = f"{len(files)} pictures, from '{files[0]}' on, do not fill batches"
+        remedy = f"give {len(files) // made.batch * made.batch or made.batch} of them, or compile for a batch of 1"
         raise DataError(
-            "E402", f"{len(files)} pictures, from '{files[0]}' on, do not fill batches", tensor=name, limit=limit
+            "E402", reason, tensor=name, limit=f"{made.batch} a sample, as the model's batch", remedy=remedy
         )
     return made
