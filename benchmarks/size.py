@@ -27,7 +27,7 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_455,
+    "benchmarks": 3_495,
     "docs": 430,
     "examples": 200,
     "models": 1_685,
@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 10_270,
     "targets/easynpu": 17_400,
     "targets/nvdla": 20_990,
-    "tests": 65_600,
+    "tests": 65_720,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

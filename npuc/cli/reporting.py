@@ -120,16 +120,14 @@ def _pictures(artefact: Artefact, data: Sequence[Path], samples: Samples) -> lis
     from npuc.running import run_program
     from npuc.verification.answers import Reader, answers, as_text, draw_answer, picture_files
 
-    files = picture_files(data, len(samples))[:PICTURES]
-    if not files:
-        return []
     reader, few = Reader.of(artefact.program, ()), samples.first(PICTURES)
+    files = picture_files(data, len(samples) * reader.batch)[:PICTURES]
     if reader.described is None:
         return []
     said = answers(reader, run_program(artefact.program, artefact.target, few), len(few))
     return [
         (file.name, draw_answer(file, reader.described, each, THUMBNAIL), [*as_text(each)][:LINES])
-        for file, each in zip(files, said, strict=True)
+        for file, each in zip(files, said, strict=False)
     ]
 
 

@@ -101,7 +101,7 @@ def run(
         bar.begin("simulating", len(samples))
         runner = integer_runner(found.with_evidence()) if integer else traced or target.runner(program, chip_model)
         outputs = running.run_batches(runner, samples, bar.advance, running.batch_of(program))
-        files = picture_files(data, len(samples))
+        files = picture_files(data, len(samples) * reader.batch)
         said = answers(reader, outputs, len(samples)) if output is None or files else []
         if output is not None:
             bar.begin("writing")

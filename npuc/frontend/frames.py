@@ -24,6 +24,8 @@ from npuc.text.escaping import Names
 
 DEQUANTISES = 10
 """The first opset with DequantizeLinear; before it the host converts."""
+OF_YUV = "converts a frame from YUV"
+"""The doc string of nodes that the host computes: in 8 bits the matrix would round luma to twice its steps."""
 MIDDLE = 128
 """The zero point of frames without a whole mean: rounded weights add up least errors for values around 0."""
 
@@ -121,6 +123,8 @@ class _Nodes:
         self._add("rgb", "Conv", weights, (-matrix @ yuv.CENTRE).astype(np.float32))
         self._add("rgb", "Max", np.float32(0))
         self._add("rgb", "Min", np.float32(PIXEL))
+        for node in self.nodes:
+            node.doc_string = OF_YUV
 
     def _add(
         self, what: str, op: str, *constants: Array | np.generic, before: str | None = None, **attributes: Any

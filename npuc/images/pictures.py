@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from errno import EINVAL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ def open_picture(path: Path, order: str) -> Image.Image:
 
     form = FORMATS[path.suffix.lower()]
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+            raise OSError(EINVAL, "it is no file")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of bombs, which are refused below, and of strange metadata
             with path.open("rb") as file, pil.open(file, formats=[form]) as image:
@@ -185,8 +188,9 @@ def pictures(files: Sequence[Path], images: Sequence[Description], dtype: str, n
         )
     made = Pictures(files, found, dtype)
     if len(files) % made.batch:
-        limit = f"{made.batch} a sample, as the model's batch"
+        reason = f"{len(files)} pictures, from '{files[0]}' on, do not fill batches"
+        remedy = f"give {len(files) // made.batch * made.batch or made.batch} of them, or compile for a batch of 1"
         raise DataError(
-            "E402", f"{len(files)} pictures, from '{files[0]}' on, do not fill batches", tensor=name, limit=limit
+            "E402", reason, tensor=name, limit=f"{made.batch} a sample, as the model's batch", remedy=remedy
         )
     return made

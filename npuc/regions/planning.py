@@ -12,7 +12,7 @@ import onnx
 from npuc.conditions.values import mask_problems, nan_problems
 from npuc.errors import AMBIGUOUS, NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import bound_values
-from npuc.frontend.frames import add_frames
+from npuc.frontend.frames import OF_YUV, add_frames
 from npuc.frontend.importing import import_nodes
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frontend.reading import read_model
@@ -161,6 +161,8 @@ def refused_nodes(network: ImportedModel, target: Target, options: Options) -> d
             problem = Problem("W202", "it was asked for", node.source, node.op, remedy=f"leave out --deny {asked}")
             found.setdefault(node.name, problem)
     for node in network.nodes:
+        if node.proto.doc_string == OF_YUV:
+            found.setdefault(node.name, Problem("E202", f"it {OF_YUV}", node.source, node.op, limit="RGB"))
         whole = target.left_whole(node.op, network.types.get(next(iter(node.proto.input), "")), options)
         if whole is not None:
             found.setdefault(node.name, replace(whole, node=node.source, op=node.op))

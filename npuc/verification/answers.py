@@ -34,17 +34,24 @@ COLOURS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9
 
 @frozen
 class Reader:
-    """Reads a program's outputs. labels: names of the classes; empty: their numbers."""
+    """Reads what a program gives for a picture. labels: names of the classes; empty: their numbers."""
 
     program: Program
     labels: tuple[str, ...]
     described: Description | None
+    batch: int = 1
+    """Pictures of a sample, which the outputs keep apart."""
 
     @classmethod
     def of(cls, program: Program, labels: Sequence[str]) -> Reader:
         """The reader of a program's outputs. labels: they take the place of the description's."""
         described = next(iter(program.images), None)
-        return cls(program, tuple(labels or (described.labels if described else ())), described)
+        ports = (*program.inputs, *program.outputs)
+        batch = described.shape[0] if described else 1
+        batch = batch if all(each.shape[:1] == (batch,) for each in ports) else 1
+        if batch > 1:
+            program = Program(_of_one(program.manifest), {})
+        return cls(program, tuple(labels or (described.labels if described else ())), described, batch)
 
     def answer(self, outputs: Outputs) -> dict[str, Any]:
         """What one sample's outputs say, under `classes`, `boxes`, `text` or `values`.
@@ -112,14 +119,27 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, float) and bool(np.isfinite(value))
 
 
+def _of_one(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The ports and images of a manifest, for one picture in place of a batch."""
+    return {
+        key: [{**each, "shape": [1, *each["shape"][1:]]} for each in manifest[key]]
+        for key in ("inputs", "outputs", "images")
+    }
+
+
 def answers(reader: Reader, outputs: Mapping[str, Array], count: int) -> list[dict[str, Any]]:
-    """What each of so many samples says. outputs: of all, (samples, ...)."""
+    """What each of so many samples says, or each picture of these. outputs: of all samples, (samples, ...)."""
     each = ({name: row(values, at) for name, values in outputs.items()} for at in range(count))
-    return [reader.answer(one) for one in each]
+    if reader.batch == 1:
+        return [reader.answer(one) for one in each]
+    parts = (
+        {name: values[at : at + 1] for name, values in one.items()} for one in each for at in range(reader.batch)
+    )
+    return [reader.answer(one) for one in parts]
 
 
 def picture_files(data: Sequence[Path], count: int) -> list[Path]:
-    """The picture of each sample; empty where samples are no single pictures."""
+    """So many pictures; none if the data are others."""
     files = files_of(data)
     return files if len(files) == count and all(map(is_picture, files)) else []
 

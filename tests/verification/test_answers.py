@@ -14,18 +14,18 @@ from npuc.errors import DataError
 from npuc.images.description import describe
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.verification.answers import Reader, as_text, draw_answer
+from npuc.verification.answers import Reader, answers, as_text, draw_answer
 
 SHAPE = (1, 3, 32, 32)
 
 
-def reader(labels: tuple[str, ...] = (), *, pictures: bool = True, **outputs: list[int]) -> Reader:
-    (image,) = describe({"order": "bgr"})
-    port = {"name": "x", "shape": [*SHAPE], "dtype": "float32"}
+def reader(labels: tuple[str, ...] = (), *, pictures: bool = True, batch: int = 1, **outputs: list[int]) -> Reader:
+    (image,), shape = describe({"order": "bgr"}), (batch, *SHAPE[1:])
+    port = {"name": "x", "shape": [*shape], "dtype": "float32"}
     manifest: dict[str, Any] = {
         "inputs": [port],
         "outputs": [{"name": name, "shape": shape, "dtype": "float32"} for name, shape in outputs.items()],
-        "images": [image.bound_to({"x": TensorType(SHAPE)}).as_json()] if pictures else [],
+        "images": [image.bound_to({"x": TensorType(shape)}).as_json()] if pictures else [],
     }
     return Reader.of(Program(manifest, {}), labels)
 
@@ -51,6 +51,14 @@ def test_logits_become_probabilities_and_probabilities_stay() -> None:
     ]
     with pytest.raises(DataError, match="there are 2 labels"):
         reader(("ant", "bee"), y=[1, 3]).answer({"y": logits})
+
+
+def test_each_picture_of_a_batch_has_its_answer() -> None:
+    ask, values = reader(("ant", "bee"), batch=2, y=[2, 2]), np.array([[[0.9, 0.1], [0.2, 0.8]]] * 2)
+    found = answers(ask, {"y": values}, 2)
+    assert [said(each)[0] for each in found] == [" 90.0 %  ant", " 80.0 %  bee"] * 2
+    mixed = reader(("ant", "bee"), batch=2, y=[1, 2])  # the pictures of a sample make one class
+    assert [said(each)[0] for each in answers(mixed, {"y": values[:, :1]}, 2)] == [" 90.0 %  ant"] * 2
 
 
 def test_other_outputs_are_numbers_in_their_shapes() -> None:

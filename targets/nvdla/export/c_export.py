@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from math import prod
 from pathlib import Path
 from string import Template
 
@@ -198,7 +199,14 @@ def _figures(program: Program, contents: Contents) -> dict[str, object]:
         else f"segment {numbers[id(step)]}"
         for step in contents.steps
     ]
+    ports = {"input": program.inputs, "output": program.outputs}
+    buffers = {f"{kind}_{at}": port for kind, each in ports.items() for at, port in enumerate(each)}
     return {
+        "buffers": "\n".join(
+            f"{C_TYPES[port.dtype]} {name}[{prod(port.shape)}]; /* {list(port.shape)} */"
+            for name, port in buffers.items()
+        ),
+        **{f"{kind}s": ", ".join(each for each in buffers if each.startswith(kind)) for kind in ports},
         "model": markdown_code(program.model.name),
         "machine": markdown_code(contents.machine.name),
         "commands": len(_records(program)),
