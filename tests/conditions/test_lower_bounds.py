@@ -61,6 +61,10 @@ def test_a_bound_is_what_operators_and_constants_say(body: str, bound: float) ->
     assert found == -INF or computed.min() >= found - 1e-6 * abs(found)
 
 
+def test_what_is_no_number_has_no_bound() -> None:
+    assert LowerBounds({}, {"words": np.array(["a", "b"])}).of("words") == -INF
+
+
 def test_a_long_chain_has_a_bound() -> None:
     nodes = [
         Node("Relu", ("x",), ("t0",)),
