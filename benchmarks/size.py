@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 10_270,
     "targets/easynpu": 17_335,
     "targets/nvdla": 20_990,
-    "tests": 64_326,
+    "tests": 64_332,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
