@@ -72,7 +72,9 @@ PARTS = {
     ),
     "planning": Part(("npuc/regions/planning.py",), ("regions", "frontend"), ("regions/test_partition.py",)),
     "quantising": Part(
-        ("npuc/quantize/network", "npuc/quantize/scales"), ("quantize",), ("quantize/test_conditions.py",)
+        ("npuc/quantize/network", "npuc/quantize/scales"),
+        ("quantize",),
+        ("quantize/test_conditions.py", "cli/test_scales.py"),
     ),
     "easynpu": Part(
         ("targets/easynpu/network", "targets/easynpu/layers", "targets/easynpu/program/lowering.py"),

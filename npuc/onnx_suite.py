@@ -143,8 +143,8 @@ class Suite(BackendTest):
         run.judged = True
         try:
             for port, wanted, found in zip(run.program.outputs, ref_outputs, outputs, strict=True):
-                room = max(atol, _tolerance(run, port.name, wanted))
-                super().assert_similar_outputs([wanted], [found], rtol, room, model_dir)
+                tolerance = max(atol, _tolerance(run, port.name, wanted))
+                super().assert_similar_outputs([wanted], [found], rtol, tolerance, model_dir)
         except (AssertionError, TypeError, ValueError):
             if run.is_random:
                 raise unittest.SkipTest("its values are random") from None

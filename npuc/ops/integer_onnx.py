@@ -69,9 +69,9 @@ def pad_window(node: Node, emit: OnnxEmitter, w: Array) -> tuple[str, dict[str, 
         return node.inputs[0], attrs
     del attrs["pads"]
     rank = len(pads) // 2
-    around = np.array([0, 0, *pads[:rank], 0, 0, *pads[rank:]], np.int64)
+    widths = np.array([0, 0, *pads[:rank], 0, 0, *pads[rank:]], np.int64)
     value = emit.constant(np.int8(value), "value")
-    return emit.step("Pad", node.inputs[0], emit.constant(around, "pads"), value), attrs
+    return emit.step("Pad", node.inputs[0], emit.constant(widths, "pads"), value), attrs
 
 
 def weighted_sum(node: Node, emit: OnnxEmitter) -> None:

@@ -48,13 +48,13 @@ class Window:
     def _extent(self, node: Node, axis: int, extent: int) -> int:
         begin, stride = self.begins[axis], self.strides[axis]
         padded = extent + begin + self.ends[axis]
-        room = padded - self.reach[axis]
-        if room < 0:
+        free = padded - self.reach[axis]
+        if free < 0:
             reason = f"the kernel spans {self.reach[axis]} elements, the padded input has {padded}"
             raise bad_node(node, reason, tensor=node.inputs[0], limit="the kernel fits into the padded input")
         if not self.ceil_mode:
-            return room // stride + 1
-        count = -(-room // stride) + 1
+            return free // stride + 1
+        count = -(-free // stride) + 1
         return count - 1 if (count - 1) * stride >= extent + begin else count
 
     def overhang(self, spatial: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:

@@ -28,17 +28,17 @@ def explanation(
     nodes = nodes_named(entries, asked, other_names(report, graph, listing), listing)
     own = [each for each in entries if each.node in nodes]
     layers = [layer for layer in report["layers"] if nodes & set(layer["nodes"])]
-    around = set(nodes).union(*(layer["nodes"] for layer in layers))
-    integer = [each for each in graph.get("layers", ()) if around & set(each["nodes"])]
+    names = set(nodes).union(*(layer["nodes"] for layer in layers))
+    integer = [each for each in graph.get("layers", ()) if names & set(each["nodes"])]
     tensors = {each["tensor"] for each in integer}
     buffers = target.timeline(program).buffers
     stored = {each.label for each in buffers}
     return {
         "status": "ok",
         "asked": asked,
-        "nodes": sorted(around),
+        "nodes": sorted(names),
         "account": as_json(own),
-        "passes": [each for each in graph.get("rewrites", ()) if around & set(each["nodes"])],
+        "passes": [each for each in graph.get("rewrites", ()) if names & set(each["nodes"])],
         "host_tensors": [
             _host_tensor(entries, each, name)
             for each in own
@@ -54,7 +54,7 @@ def explanation(
             for each in buffers
             if each.label in tensors
         ],
-        "instructions": [entry for entry in listing if around & set(entry["nodes"])],
+        "instructions": [entry for entry in listing if names & set(entry["nodes"])],
     }  # fmt: skip
 
 

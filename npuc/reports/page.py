@@ -355,7 +355,7 @@ def passes_of(
     from markupsafe import Markup
 
     drawn = {name: (before, after) for name, before, after in steps}
-    room = MOST_BOXES
+    boxes_left = MOST_BOXES
     found: list[dict[str, Any]] = []
     for name, group in groupby(graph.get("rewrites", ()), lambda each: each["pass"]):
         told = [_rewrite(each, numbers) for each in group]
@@ -363,8 +363,8 @@ def passes_of(
         if name in drawn:
             before, after = drawn[name]
             entry["nodes"] = len(before.nodes), len(after.nodes)
-            room -= len(after.nodes)
-            if room >= 0:
+            boxes_left -= len(after.nodes)
+            if boxes_left >= 0:
                 entry["drawing"] = Markup(drawing(_graph_boxes(before, after, numbers)))
         found.append(entry)
     return found

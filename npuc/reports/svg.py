@@ -107,10 +107,10 @@ class Bands:
         """The position of a value inside an interval."""
         length = sum(high - low for low, high in self.intervals) or 1
         gap = self.GAP if self.end > self.start else -self.GAP
-        room = self.end - self.start - gap * (len(self.intervals) - 1)
+        width = self.end - self.start - gap * (len(self.intervals) - 1)
         below = [max(min(value, high) - low, 0) for low, high in self.intervals]
         gaps = sum(value >= low for low, _ in self.intervals[1:])
-        return self.start + gap * gaps + room * sum(below) / length
+        return self.start + gap * gaps + width * sum(below) / length
 
     @property
     def ticks(self) -> list[float]:

@@ -74,9 +74,9 @@ def _scale(values: Sequence[float], start: float, end: float) -> PlotScale:
     low, high = min(values), max(values)
     if low > 0 and high / low > LOGARITHMIC:
         return PlotScale(high * 1.3, start, end, low / 1.3, True)
-    room = 0.08 * (high - low) or 0.1 * high or 1.0
+    margin = 0.08 * (high - low) or 0.1 * high or 1.0
     return PlotScale(
-        high + room, start, end, max(low - room, 0.0), whole=all(isinstance(each, int) for each in values)
+        high + margin, start, end, max(low - margin, 0.0), whole=all(isinstance(each, int) for each in values)
     )
 
 

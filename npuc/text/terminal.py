@@ -119,8 +119,8 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 class _Wrapper(TextWrapper):
     def _split(self, text: str) -> list[str]:
-        room = self.width - len(self.subsequent_indent)
-        parts = ([each] if len(each) <= room else re.split("(?<=[/;])", each) for each in super()._split(text))
+        columns = self.width - len(self.subsequent_indent)
+        parts = ([each] if len(each) <= columns else re.split("(?<=[/;])", each) for each in super()._split(text))
         return [part for found in parts for part in found if part]
 
 

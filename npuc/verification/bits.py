@@ -59,7 +59,7 @@ class BitDifferences:
         """
         with foreign_evidence():
             feed = {name: as_numbers(value) for name, value in feed.items()}
-            values = values_of(self.reference, self._known, feed)
+            values = values_of(self.reference, self._known_tensors, feed)
         self._expect_shapes(values)
         with foreign_evidence():
             integer = self._as_rounded(feed, values, seen)
@@ -119,7 +119,7 @@ class BitDifferences:
         return self.target.results(self.program)
 
     @cached_property
-    def _known(self) -> list[str]:
+    def _known_tensors(self) -> list[str]:
         """The tensors to read from the integer network."""
         return list(dict.fromkeys([*self.tensors, *self.outputs]))
 
@@ -167,7 +167,7 @@ class BitDifferences:
         given = {f"{name}{EXACT}": found.get(name, integer[name]) for name in self._brought}
         taken = {each.name for each in self._resumed.get_inputs()}
         feeds = {name: value for name, value in {**feed, **given}.items() if name in taken}
-        values = values_of(self._resumed, self._known, feeds)
+        values = values_of(self._resumed, self._known_tensors, feeds)
         for name in {*self._brought}.intersection(found):
             if _is_tie(found[name], values[name]) or self._tied_but_for_nan(name, feed, found[name], values[name]):
                 values[name] = found[name]
@@ -190,8 +190,8 @@ class BitDifferences:
 
         Functions with results between -1 and 1 are accurate to a fraction of 1, however small the result.
         """
-        room = 1e-5 * np.abs(wanted).max(initial=0)
-        near = np.isclose(found, wanted, rtol=1e-4, atol=room, equal_nan=True)
+        tolerance = 1e-5 * np.abs(wanted).max(initial=0)
+        near = np.isclose(found, wanted, rtol=1e-4, atol=tolerance, equal_nan=True)
         if not near.all() and output in self._functions:
             near |= np.abs(found - wanted) <= OF_ONE
         return near

@@ -82,11 +82,11 @@ def own_noise(model: Path, program: Program, samples: Samples) -> dict[str, floa
         return {}
     original, feed = Original(model, program.bound, program.images), next(iter(samples.feeds()))
     wanted = {name: each for name, each in original.run(feed).items() if each.dtype.kind == "f"}
-    room = original.form.noise(feed, [*wanted])
+    noises = original.form.noise(feed, [*wanted])
     size = {name: float(np.sqrt(np.square(each.astype(np.float64)).sum())) for name, each in wanted.items()}
     return {
         name: 20 * float(np.log10(max(size[name], 1e-300) / (FACTOR * noise)))
-        for name, (noise, _) in room.items()
+        for name, (noise, _) in noises.items()
         if 0 < noise < np.inf
     }
 

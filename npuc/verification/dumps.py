@@ -90,8 +90,8 @@ def compare_dumps(
 
 
 def _near(found: Array, right: Array) -> Array:
-    room = CLOSE * float(np.abs(right).max(initial=0))
-    return np.isclose(found, right, rtol=CLOSE, atol=room, equal_nan=True)
+    tolerance = CLOSE * float(np.abs(right).max(initial=0))
+    return np.isclose(found, right, rtol=CLOSE, atol=tolerance, equal_nan=True)
 
 
 def _difference(

@@ -110,12 +110,12 @@ class JudgedModel:
     def noise(self, feed: Mapping[str, Array], names: Sequence[str]) -> Noise:
         """How far these tensors move under perturbation. Raises ModelError as `of`."""
         still, moved = self.of(names, feed), self.perturbed_runner(names)
-        room = dict.fromkeys(names, (0.0, 0.0))
+        noise = dict.fromkeys(names, (0.0, 0.0))
         for draw in range(DRAWS):
             for name, each in moved(feed, draw).items():
                 apart = distance(still[name], each)
-                room[name] = max(room[name][0], apart[0]), max(room[name][1], apart[1])
-        return room
+                noise[name] = max(noise[name][0], apart[0]), max(noise[name][1], apart[1])
+        return noise
 
     def perturbed_runner(
         self, names: Sequence[str], parts: Mapping[str, float] = MOVED
@@ -149,8 +149,8 @@ class JudgedModel:
         strange = [name for name in unlike if not _numbers(wanted[name], found[name])]
         if strange or not unlike:
             return next(iter(strange), None)
-        room = self.noise(feed, unlike)
-        return next((name for name in unlike if not is_within(wanted[name], found[name], room[name])), None)
+        noise = self.noise(feed, unlike)
+        return next((name for name in unlike if not is_within(wanted[name], found[name], noise[name])), None)
 
     def resized_outputs(self, feed: Mapping[str, Array], wanted: Values, found: Mapping[str, Any]) -> set[str]:
         """The outputs of another shape than the form's own, where its noise changes the shape as well."""
@@ -347,8 +347,8 @@ def agree(wanted: Any, found: Any) -> bool:
     if wanted.dtype.kind != "f":
         return bool(np.array_equal(wanted, found))
     exact = wanted.astype(np.float64)
-    room = OF_LARGEST * float(np.abs(exact[np.isfinite(exact)]).max(initial=0))
-    return bool(np.isclose(found, exact, rtol=RELATIVE, atol=room, equal_nan=True).all())
+    tolerance = OF_LARGEST * float(np.abs(exact[np.isfinite(exact)]).max(initial=0))
+    return bool(np.isclose(found, exact, rtol=RELATIVE, atol=tolerance, equal_nan=True).all())
 
 
 def _is_near(wanted: Array, found: Array) -> bool:
@@ -368,10 +368,10 @@ def _numbers(wanted: Any, found: Any) -> bool:
     return arrays and wanted.dtype.kind in "fiub" and wanted.ndim == found.ndim
 
 
-def is_within(wanted: Array, found: Array, room: Sequence[float]) -> bool:
+def is_within(wanted: Array, found: Array, noise: Sequence[float]) -> bool:
     """Whether tensors of one shape agree, or differ by no more than FACTOR times their own noise."""
     return agree(wanted, found) or all(
-        apart <= FACTOR * move for apart, move in zip(distance(wanted, found), room, strict=True)
+        apart <= FACTOR * move for apart, move in zip(distance(wanted, found), noise, strict=True)
     )
 
 

@@ -71,7 +71,7 @@ def _is_depthwise(graph: Graph, node: Node) -> bool:
 def _region(graph: Graph) -> set[str]:
     """First outputs of the nodes to split: convolutions, and adjacent nodes that process samples separately."""
     apart = {node.output for node in graph.nodes if _one_sample(graph, node) is not None}
-    waiting = [node for node in graph.nodes if node.output in apart and _is_dense(graph, node)]
+    waiting = [node for node in graph.nodes if _is_dense(graph, node)]
     found: set[str] = set()
     while waiting:
         node = waiting.pop()

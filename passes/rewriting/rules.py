@@ -165,7 +165,7 @@ class Rewriter:
         self._swap(same, merged)
         self._detach(node)
         for old, new in zip(node.outputs, same.outputs, strict=True):
-            if old and new:
+            if old:
                 self.substitute(old, new)
         return merged
 

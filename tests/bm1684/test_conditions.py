@@ -12,13 +12,14 @@ import pytest
 from npuc import api
 from npuc.account import account_of
 from npuc.interpreter import run
-from npuc.ir import Graph
+from npuc.ir import Graph, Node
 from npuc.onnx_files.export import to_onnx
 from npuc.program import as_loaded
 from npuc.target import Options, target
 from npuc.targets.bm1684.lowering import slicing
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.network import support
+from npuc.targets.bm1684.network.fixed import OPERATORS
 from tests.bm1684.kernels import need_compiler
 from tests.conftest import Reference
 from tests.graphs.compiling import Case, check_compile, compiled_program, samples_of, verified
@@ -216,6 +217,28 @@ def test_integers_that_are_outputs_have_their_own_type(tmp_path: Path) -> None:
     found = target("bm1684").runner(as_loaded(program), "own")(values)["q"]
     wanted = np.stack([run(graph, {"x": each})["q"] for each in values["x"]])
     np.testing.assert_array_equal(found, wanted, strict=True)
+
+
+def test_a_product_takes_the_place_of_an_operand_that_nothing_else_reads(tmp_path: Path) -> None:
+    need_compiler()
+    layers = node("Tanh", "x", "a"), node("Sigmoid", "x", "b"), node("Mul", "a b", "s"), node("Tanh", "s", "y")
+    graph = network((1, 4, 8, 8), "y", *layers)
+    _, program = compiled_program(graph, samples_of(graph, 1), Case("bm1684", "fp32"), tmp_path)
+    assert "s" not in {each["buffer"] for each in program.manifest["buffers"]}
+
+
+KEEP_IMAGES_APART = [
+    node("Concat", "x x", "y", axis=0), node("Split", "x", "y z", axis=0, split=(2, 2)),
+    node("Slice", "x", "y", axes=(0,), starts=(1,), ends=(3,), steps=(1,)),
+    node("Interleave", "x x", "y", axis=0), node("Pad", "x", "y", pads=(1, 0, 0, 0, 0, 0, 0, 0)),
+    node("Reshape", "x", "y", shape=(2, 8, 4, 4)), node("Transpose", "x", "y", perm=(1, 0, 2, 3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("moved", KEEP_IMAGES_APART, ids=lambda each: each.op)
+def test_moves_in_8_bits_do_not_touch_the_batch(moved: Node) -> None:
+    graph = network((4, 4, 4, 4), " ".join(moved.outputs), moved)
+    assert sum(check(graph, moved) is not None for check in OPERATORS[moved.op].constraints) == 1
 
 
 @pytest.mark.parametrize("name", ["bm1684", "easynpu", "nvdla-small"])

@@ -180,6 +180,10 @@ def test_batches_of_matrices_that_are_both_computed_are_multiplied(
 def test_a_product_of_more_rows_than_local_memory_holds_is_made_in_parts() -> None:
     weights = np.random.default_rng(0).standard_normal((300, 200)).astype(np.float32) / 17
     assert judged(_one("MatMul", (2, 900, 300), (2, 900, 200), weights), 8) == "ok"
+    turned = _one("MatMul", (900, 300, 2), (2, 900, 200), weights)
+    turned.graph.node.insert(0, helper.make_node("Transpose", ["x"], ["t"], "turned", perm=[2, 0, 1]))
+    turned.graph.node[1].input[0] = "t"
+    assert judged(turned, 8) == "ok"
 
 
 @pytest.mark.parametrize("shape", [(1, 70, 9, 11), (2, 5, 60, 40), (3, 4, 6), (1, 3, 2, 4, 5)])

@@ -40,6 +40,7 @@ KEPT = {
     "weights and a bias": (constant_weights, network(MAP, "y", CONV, w=W, b=B)),
     "finite numbers": (finite_constants, network(MAP, "y", CONV, w=W, b=B)),
     "a limit of 6": (clips_at_zero, clipped(0, 6)),
+    "a limit of 1": (clips_at_zero, clipped(0, 1)),
     "no limit": (clips_at_zero, network(MAP, "y", CONV, w=W, b=B)),
     "a slope per channel": (slope_per_channel, sloped(4, 1, 1)),
     "the same with a batch": (slope_per_channel, sloped(1, 4, 1, 1)),

@@ -14,7 +14,7 @@ from tests.onnx_models import parse
 
 CONSTANTS = {
     "half": np.float32(0.5), "two": np.float32(2), "three": np.float32(3), "four": np.float32(4),
-    "minus": np.float32(-2), "tiny": np.float32(1e-30), "huge": np.float32(-3e38),
+    "minus": np.float32(-2), "near": np.float32(-0.5), "tiny": np.float32(1e-30), "huge": np.float32(-3e38),
     "nan": np.array([1, np.nan, 1, 1], np.float32), "axes": np.array([1]),
 }  # fmt: skip
 WINDOW = "kernel_shape = [2, 2]"
@@ -35,7 +35,9 @@ CASES = [
     ("a = Relu(x)\n b = Max(x, half)\n y = Concat<axis = 1>(a, b)", 0),
     ("a = Relu(x)\n b = Max(x, half)\n y = Min(a, b)", 0),
     ("a = Max(x, half)\n y = Div(four, a)", 4 / 3.4028235e38),
-    ("y = Div(four, x)", -INF), ("a = Max(x, half)\n y = ReduceSum(a, axes)", 0.5),
+    ("y = Div(four, x)", -INF), ("a = Clip(x, near, four)\n y = Div(half, a)", -INF),
+    ("a = Relu(x)\n b = Max(x, half)\n y = Div(a, b)", 0), ("a = Relu(x)\n y = Mul(a, half)", 0),
+    ("a = Clip(x, near, four)\n y = Mul(a, half)", -INF), ("a = Max(x, half)\n y = ReduceSum(a, axes)", 0.5),
     ("a = Max(x, minus)\n y = ReduceSum(a, axes)", -INF),
     ("a = Max(x, minus)\n y = ReduceMean<axes = [1]>(a)", -2),
     (f"a = Max(x, half)\n y = AveragePool<{WINDOW}, pads = [1, 1, 1, 1], count_include_pad = 1>(a)", 0.125),
@@ -57,6 +59,10 @@ def test_a_bound_is_what_operators_and_constants_say(body: str, bound: float) ->
     x = np.random.default_rng(0).normal(-1, 3, (1, 2, 4, 4)).astype(np.float32)
     computed = np.asarray(onnxruntime.InferenceSession(model.SerializeToString()).run(["y"], {"x": x})[0])
     assert found == -INF or computed.min() >= found - 1e-6 * abs(found)
+
+
+def test_what_is_no_number_has_no_bound() -> None:
+    assert LowerBounds({}, {"words": np.array(["a", "b"])}).of("words") == -INF
 
 
 def test_a_long_chain_has_a_bound() -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from npuc.errors import NpucError
-from npuc.ir import Array, Node, TensorType
-from npuc.models import MODELS
+from npuc.ir import Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.reference import session
@@ -27,79 +24,6 @@ from tests.onnx_models import network, node, weights
 
 INT16 = {"name": "nvdla-full", "precision": "int16"}
 SHAPE = (1, 20, 9, 11)
-
-
-@pytest.mark.parametrize("model", ["digits", "lenet", "resnet8", "ds_cnn", "residual_awkward"])
-def test_a_network_is_bit_exact_and_finer_than_int8(model: str, tmp_path: Path) -> None:
-    expect_exact(verified(MODELS[model](), tmp_path, samples=1, **INT16), 55.0)
-
-
-def _conv(w: Array, **attrs: Any) -> onnx.ModelProto:
-    return network([node("Conv", "x w b", "y", **attrs)], SHAPE, {"w": w, "b": weights(len(w), 1)[:, 0]})
-
-
-CONVOLUTIONS: dict[str, onnx.ModelProto] = {
-    "strided": _conv(weights(33, 20, 3, 2), strides=[2, 3], pads=[0, 1, 1, 0]),
-    "grouped": _conv(weights(30, 4, 3, 3), group=5, pads=[1, 1, 1, 1]),
-    "depthwise": _conv(weights(20, 1, 5, 5), group=20, pads=[2, 2, 2, 2]),
-    "fully connected": _conv(weights(40, 20, 9, 11)),
-    "transposed": network(
-        [node("ConvTranspose", "x w", "y", strides=[2, 2], pads=[1, 1, 0, 0])], SHAPE, {"w": weights(20, 9, 3, 3)}
-    ),
-    "of equal signs": _conv(np.full((16, 20, 9, 11), 0.03, np.float32)),
-}
-
-
-@pytest.mark.parametrize("kind", CONVOLUTIONS)
-def test_every_kind_of_convolution(kind: str, tmp_path: Path) -> None:
-    report = verified(CONVOLUTIONS[kind], tmp_path, samples=1, **INT16)
-    expect_exact(report, 65.0)
-    assert not report["compiled"]["host_steps"]
-
-
-UNARY: dict[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
-    "Relu": ("x", {}, {}),
-    "LeakyRelu": ("x", {"alpha": 0.3}, {}),
-    "PRelu": ("x slopes", {}, {"slopes": weights(20, 1, 1)}),
-    "Clip": ("x low high", {}, {"low": np.float32(-0.4), "high": np.float32(0.9)}),
-    "Abs": ("x", {}, {}),
-    "Neg": ("x", {}, {}),
-    "HardSigmoid": ("x", {"alpha": 0.3, "beta": 0.4}, {}),
-    "HardSwish": ("x", {}, {}),
-    "MaxPool": ("x", {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}, {}),
-    "AveragePool": ("x", {"kernel_shape": [3, 3], "strides": [2, 2]}, {}),
-    "GlobalAveragePool": ("x", {}, {}),
-    "GlobalMaxPool": ("x", {}, {}),
-}
-
-
-@pytest.mark.parametrize("op", UNARY)
-def test_an_operator_on_a_map(op: str, tmp_path: Path) -> None:
-    inputs, attrs, constants = UNARY[op]
-    report = verified(network([node(op, inputs, "y", **attrs)], SHAPE, constants), tmp_path, samples=1, **INT16)
-    expect_exact(report, 55.0)
-    assert not report["compiled"]["host_steps"]
-
-
-@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Max", "Min"])
-@pytest.mark.parametrize("other", ["map", "per channel", "constant map"])
-def test_two_operands(op: str, other: str, tmp_path: Path) -> None:
-    shape = (*SHAPE[:2], 3, 5) if other == "constant map" else SHAPE  # a kernel for every element
-    constants = {"w": weights(20, 20, 1, 1), "v": weights(20, 20, 1, 1)[::-1].copy()}
-    constants |= {"c": weights(20, 1, 1) if other == "per channel" else weights(*shape[1:])}
-    nodes = [node("Conv", "x w", "a"), node("Conv", "x v", "b"), node(op, "a b" if other == "map" else "a c", "y")]
-    expect_exact(verified(network(nodes, shape, constants), tmp_path, samples=1, **INT16), 60.0)
-
-
-def test_concat_and_softmax(tmp_path: Path) -> None:
-    nodes = [
-        node("Conv", "x u", "a"), node("Conv", "x v", "b"), node("Concat", "a b", "c", axis=1),
-        node("Conv", "c w", "d"), node("Softmax", "d", "y", axis=1),
-    ]  # fmt: skip
-    constants = {"u": weights(5, 20, 1, 1), "v": weights(20, 20, 1, 1), "w": weights(9, 25, 1, 1)}
-    report = verified(network(nodes, SHAPE, constants), tmp_path, samples=1, **INT16)
-    expect_exact(report, 60.0)
-    assert [step["op"] for step in report["compiled"]["host_steps"]] == ["Softmax"]
 
 
 FUNCTIONS = ("Sigmoid", "Tanh", "Erf", "HardSwish", "Elu", "Softplus", "Mish", "Gelu")

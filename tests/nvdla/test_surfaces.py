@@ -18,6 +18,7 @@ from npuc.targets.nvdla.operations.surfaces import (
     spaced_lanes,
     with_copies,
 )
+from npuc.targets.nvdla.selection.phases import lifetimes_of
 from tests.passes.networks import node
 
 
@@ -60,6 +61,16 @@ def test_lanes_leave_gaps_where_channels_do_not_fill_atoms() -> None:
     assert join_lanes([contiguous_lanes(10), contiguous_lanes(3)], 8) == (*range(10), 16, 17, 18)
     assert spaced_lanes(5, 2, 8) == (0, 1, 8, 9, 16)
     assert slice_lanes((*range(10), 16, 17, 18), 9, 3, 8) == (1, 8, 9)
+
+
+def test_maps_that_are_loaded_or_stored_live_as_long_as_their_phase() -> None:
+    """Two layers on the machine, one on the host, two on the machine: steps 0 and 1, then 2 and 3."""
+    nodes = [node("Relu", before, after) for before, after in zip("xabcd", "abcdy", strict=True)]
+    graph = _graph({"x": (1, 8, 4, 4)}, "y", *nodes)
+    phases = [(True, nodes[:2]), (False, nodes[2:3]), (True, nodes[3:])]
+    found = lifetimes_of(graph, phases, _placed(graph, "x c"), ["x", "c"], ())
+    spans = {each.name: (each.first, each.last) for each in found}
+    assert spans == {"x": (0, 1), "a": (0, 2), "b": (1, 2), "c": (2, 3), "d": (2, 4), "y": (3, 4)}
 
 
 def test_a_slice_is_a_window_of_its_input() -> None:

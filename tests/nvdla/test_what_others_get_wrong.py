@@ -89,9 +89,11 @@ def test_an_average_over_24x24_ends(name: str, tmp_path: Path) -> None:
 
 
 @ALL
-def test_a_residual_addition_is_part_of_the_convolution(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("channels", [3, 16])  # the convolution would take 3 as an image, SDP would not
+def test_a_residual_addition_is_part_of_the_convolution(channels: int, name: str, tmp_path: Path) -> None:
     nodes = [node("Conv", "x w", "a", pads=[1, 1, 1, 1]), node("Add", "a x", "b"), node("Relu", "b", "y")]
-    report = verified(network(nodes, (1, 16, 6, 6), {"w": weights(16, 16, 3, 3)}), tmp_path, name)
+    w = weights(channels, channels, 3, 3)
+    report = verified(network(nodes, (1, channels, 6, 6), {"w": w}), tmp_path, name)
     expect_exact(report, 30.0)
     assert len(report["compiled"]["layers"]) == 1
 

@@ -173,6 +173,12 @@ def test_a_transpose_before_flatten_and_gemm_is_folded_into_the_columns() -> Non
     becomes(eliminate_transposes, graph, ["Conv", "Relu", "Reshape", "Gemm"])
 
 
+def test_a_transpose_before_a_product_with_computed_weights_stays() -> None:
+    flat = to_last("x", "b"), node("Reshape", "b", "f", shape=(2, 60))
+    graph = network((2, 3, 4, 5), "y", *flat, node("Neg", "c", "w"), node("Gemm", "f w", "y"), c=(7, 60))
+    becomes(eliminate_transposes, graph, operators(graph))
+
+
 def test_a_transpose_before_a_flatten_that_something_else_reads_stays() -> None:
     graph = network(
         (2, 3, 4, 5),

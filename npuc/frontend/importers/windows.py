@@ -140,9 +140,9 @@ def _pads_instead_of_ceil_mode(
     steps = zip(_per_axis(node, "strides", rank), _per_axis(node, "dilations", rank), strict=True)
     for axis, (stride, dilation) in enumerate(steps):
         reach, length = (kernel[axis] - 1) * dilation + 1, spatial[axis] + pads[axis]
-        room = length + ends[axis] - reach
-        if room >= 0:
-            last = -(-room // stride) * stride
+        free = length + ends[axis] - reach
+        if free >= 0:
+            last = -(-free // stride) * stride
             last -= stride if last >= length else 0
             ends[axis] = max(last + reach - length, 0)
     return (*pads[:rank], *ends)

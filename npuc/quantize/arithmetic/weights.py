@@ -97,8 +97,8 @@ def _limit(flat: Array, offset: Array) -> Array:
     output, but would take accumulators beyond float32, in which simulators and other runtimes compute.
     """
     reach = 128 * np.abs(flat).sum(axis=1) + np.abs(offset) + 1
-    room = np.minimum((1 << 30) / reach, (1 << 22) / (np.abs(offset) + 1))
-    return np.minimum(np.floor(np.log2(room)), FINEST_SHIFT)
+    most = np.minimum((1 << 30) / reach, (1 << 22) / (np.abs(offset) + 1))
+    return np.minimum(np.floor(np.log2(most)), FINEST_SHIFT)
 
 
 def average_taps(kernel: tuple[int, int], ratio: float = 1.0, most: int | None = None) -> tuple[Array, int]:

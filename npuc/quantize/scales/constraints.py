@@ -98,8 +98,8 @@ def equal_scales(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], 
 def _between_conversions(graph: Graph, node: Node) -> bool:
     """Whether the node's input or result is rounded to a given scale and zero point of its own."""
     producer = graph.producers.get(node.inputs[0])
-    around = (*graph.readers[node.output], *([producer] if producer else ()))
-    return any(each.op in CONVERSIONS for each in around)
+    neighbours = (*graph.readers[node.output], *([producer] if producer else ()))
+    return any(each.op in CONVERSIONS for each in neighbours)
 
 
 def constraints_of(

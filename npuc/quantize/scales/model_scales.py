@@ -129,10 +129,10 @@ def of_model(graph: Graph, tensor: str) -> str:
     """The ONNX model's tensor with the same elements, if a pass has put a reshape behind or before it."""
     if tensor in graph.reserved:
         return tensor
-    around = [each.output for each in graph.readers.get(tensor, ()) if each.op == "Reshape"]
+    reshaped = [each.output for each in graph.readers.get(tensor, ()) if each.op == "Reshape"]
     producer = graph.producers.get(tensor)
-    around += [producer.inputs[0]] if producer is not None and producer.op == "Reshape" else []
-    return next((name for name in around if name in graph.reserved), tensor)
+    reshaped += [producer.inputs[0]] if producer is not None and producer.op == "Reshape" else []
+    return next((name for name in reshaped if name in graph.reserved), tensor)
 
 
 def only_of_inputs(graph: Graph) -> bool:
@@ -162,8 +162,8 @@ def covering(several: Sequence[Steps]) -> Steps:
     (Steps(scale=1.0, zero=0), Steps(scale=1.5, zero=-43))
     """
     low, high = min(each.limits[0] for each in several), max(each.limits[1] for each in several)
-    room = NEARLY * (high - low)
-    reaching = (each for each in several if each.limits[0] - low + high - each.limits[1] <= room)
+    tolerance = NEARLY * (high - low)
+    reaching = (each for each in several if each.limits[0] - low + high - each.limits[1] <= tolerance)
     scale = (high - low) / 255
     return next(reaching, None) or Steps(scale, round(-128 - low / scale))
 

@@ -63,16 +63,16 @@ def convolve(lo: Lowering, form: ConvForm, x: Tensor, out: Tensor, last: Node) -
     Weights that do not fit are divided further: each piece serves one image after the other, and if a single block
     row exceeds local memory, it is divided by input channels, whose partial sums are accumulated (result_add).
     """
-    room = lo.free_bytes(x, out)
+    free = lo.free_bytes(x, out)
     all_rows = ceil_div(out.at.npu + len(form.weights), lo.machine.npus)
-    if out.shape.n > 1 and all_rows * (row_bytes(form.weights) + ELEMENT) <= room:
+    if out.shape.n > 1 and all_rows * (row_bytes(form.weights) + ELEMENT) <= free:
         _emit_piece(lo, form, [(x, out)], last, all_rows)
         return
     images = [(x.image(n, lo.machine), out.image(n, lo.machine)) for n in range(out.shape.n)]
-    for first, behind, rows in block_rows(lo, out, len(form.weights), row_bytes(form.weights), room):
+    for first, behind, rows in block_rows(lo, out, len(form.weights), row_bytes(form.weights), free):
         part = form.channels(first, behind)
         targets = [(a, b.channels(first, behind, lo.machine)) for a, b in images]
-        slices = list(_input_slices(part, room))
+        slices = list(_input_slices(part, free))
         for low, high in slices:
             done = high == x.shape.c
             sources = [(a if done and not low else a.channels(low, high, lo.machine), b) for a, b in targets]
@@ -107,28 +107,28 @@ def row_bytes(weights: Array) -> int:
     return ELEMENT * ceil_div(weights.shape[1], 2) * 2 * weights.shape[2] * weights.shape[3]
 
 
-def _input_slices(form: ConvForm, room: int) -> Iterator[tuple[int, int]]:
+def _input_slices(form: ConvForm, free: int) -> Iterator[tuple[int, int]]:
     """Ranges [first, behind) of input channels: all if a block row fits, else the fewest that fit in pairs."""
     inputs, size = form.weights.shape[1], row_bytes(form.weights) + ELEMENT
-    parts = 1 if size <= room else ceil_div(2 * size, max(room, 1))
+    parts = 1 if size <= free else ceil_div(2 * size, max(free, 1))
     step = ceil_div(ceil_div(inputs, min(parts, inputs)), 2) * 2
     for first in range(0, inputs, step):
         yield first, min(first + step, inputs)
 
 
-def block_rows(lo: Lowering, out: Tensor, outputs: int, size: int, room: int) -> Iterator[tuple[int, int, int]]:
+def block_rows(lo: Lowering, out: Tensor, outputs: int, size: int, free: int) -> Iterator[tuple[int, int, int]]:
     """Ranges [first, behind) of output channels, each in `rows` block rows of `size` bytes plus biases.
 
-    Full block rows are grouped, up to PIECE_BYTES or half of the room; a partial first or last one is alone.
+    Full block rows are grouped, up to PIECE_BYTES or half of the free bytes; a partial first or last one is alone.
     """
     npu, npus = out.at.npu, lo.machine.npus
-    most = max(1, min(PIECE_BYTES // size, room // 2 // (size + ELEMENT)))
+    most = max(1, min(PIECE_BYTES // size, free // 2 // (size + ELEMENT)))
     first = 0
     while first < outputs:
         start = npu if first == 0 else 0
-        room = npus - start
+        npus_left = npus - start
         rows = 1 if start else max(1, min(most, (outputs - first) // npus))
-        behind = min(outputs, first + (room if rows == 1 else rows * npus))
+        behind = min(outputs, first + (npus_left if rows == 1 else rows * npus))
         yield first, behind, rows
         first = behind
 

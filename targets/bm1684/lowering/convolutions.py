@@ -253,13 +253,13 @@ def _groups_per_call(group: int, inputs: int, outputs: int, npus: int) -> int:
 def _depthwise_calls(lo: Lowering, form: ConvForm, x: Tensor, out: Tensor, last: Node) -> None:
     """One call; if the weights do not fit, a piece of them at a time, for one image after the other."""
     x = lo.load(last.inputs[0], npu=out.at.npu) if x.at.npu != out.at.npu else x
-    C, (kh, kw), room = out.shape.c, form.window.kernel, lo.free_bytes(x, out)
+    C, (kh, kw), free = out.shape.c, form.window.kernel, lo.free_bytes(x, out)
     rows = ceil_div(out.at.npu + C, lo.machine.npus)
-    if rows * ELEMENT * (kh * kw + 1) <= room:
+    if rows * ELEMENT * (kh * kw + 1) <= free:
         _depthwise_piece(lo, form, [(x, out)], last, rows)
         return
     images = [(x.image(n, lo.machine), out.image(n, lo.machine)) for n in range(out.shape.n)]
-    for first, behind, count in block_rows(lo, out, C, ELEMENT * kh * kw, room):
+    for first, behind, count in block_rows(lo, out, C, ELEMENT * kh * kw, free):
         parts = [(a.channels(first, behind, lo.machine), b.channels(first, behind, lo.machine)) for a, b in images]
         _depthwise_piece(lo, form.channels(first, behind), parts, last, count)
 

@@ -190,15 +190,15 @@ def _conv(quantised: Quantised, lo: Lowering, node: Node) -> None:
         return
     x = lo.load(node.inputs[0])
     out = lo.output(node.output, shape, x.at.npu if layer.depthwise else None)
-    room = lo.free_bytes(x, out)
+    free = lo.free_bytes(x, out)
     size = layer.rows.shape[1]
     whole = ceil_div(out.at.npu + shape.c, lo.machine.npus)
     together = shape.n > 1 and not any(_wraps(each, lo.machine) for each in (x, out))
-    if together and whole * (size + ELEMENT) <= room:
+    if together and whole * (size + ELEMENT) <= free:
         _piece(lo, layer, [(x, out, layer.images)], whole)
     else:
         words = list(_words((x, out), layer.images, lo.machine))
-        for first, behind, rows in block_rows(lo, out, shape.c, size, room):
+        for first, behind, rows in block_rows(lo, out, shape.c, size, free):
             targets = [
                 (_part(lo, layer, a, first, behind), b.channels(first, behind, lo.machine), count)
                 for (a, b), count in words
@@ -395,9 +395,7 @@ def _by_block_rows(
     out = lo.output(node.output, first.shape, first.at.npu)
     piece = first.shape._replace(n=width, c=min(first.shape.c, lo.machine.npus))
     wraps = ceil_div(first.at.npu + piece.c, lo.machine.npus)
-    work = lo.new_tensor(
-        f"{node.output}/products", piece._replace(c=wraps * lo.machine.npus if wraps > 1 else piece.c), 0
-    )
+    work = lo.new_tensor(f"{node.output}/products", piece._replace(c=wraps * lo.machine.npus), 0)
 
     def block_calls() -> Iterator[Call]:
         for word, count in _words((out, *operands), images, lo.machine):

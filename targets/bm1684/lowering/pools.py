@@ -88,8 +88,8 @@ def _side_by_side(lo: Lowering, node: Node, axis: int) -> bool:
         (w for w in range(1, 513) if count % w == 0 and count // w <= MOST.c), default=0, key=_groups(count, lo)
     )
     form = Dim4(length, count // width, 1, width) if width else Dim4(0, 0, 0, 0)
-    room = TOGETHER * Tensor(form, Local("")).bytes(machine) <= machine.local_bytes if width else False
-    if not room or length * _groups(count, lo)(width) >= ceil_div(count, machine.npus):
+    fits = TOGETHER * Tensor(form, Local("")).bytes(machine) <= machine.local_bytes if width else False
+    if not fits or length * _groups(count, lo)(width) >= ceil_div(count, machine.npus):
         return False
     x = lo.fetch(f"{node.output}/vectors", lo.view(node.inputs[0]), form)
     found = _softmax_of_images(lo, x)

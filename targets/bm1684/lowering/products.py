@@ -153,10 +153,10 @@ def _multiply(
     rows = x.shape.n
     p = _Product(rows, K, N, x.shape.w, W)
     row_bytes = ceil_div(ceil_div(N, W), lo.machine.npus) * ceil_div(W, 32) * 128
-    room = lo.free_bytes(x, out) // row_bytes - 1
+    free = lo.free_bytes(x, out) // row_bytes - 1
     pieces, pairs = [(0, K)], [(x, out)]
-    if rows == 1 or room < K:  # one row at a time: the call has no N stride for a part of the columns
-        pieces = list(_pieces(p, PIECE_BYTES // row_bytes, room))
+    if rows == 1 or free < K:  # one row at a time: the call has no N stride for a part of the columns
+        pieces = list(_pieces(p, PIECE_BYTES // row_bytes, free))
         pairs = [(x.image(row, lo.machine), out.image(row, lo.machine)) for row in range(rows)]
         p = replace(p, rows=1)
     for first, behind in pieces:
@@ -173,11 +173,11 @@ def _columns(left: Tensor, first: int, lo: Lowering) -> Local:
     return left.channels(channel, left.shape.c, lo.machine).at.shift(ELEMENT * column)
 
 
-def _pieces(p: _Product, most: int, room: int) -> Iterator[tuple[int, int]]:
+def _pieces(p: _Product, most: int, free: int) -> Iterator[tuple[int, int]]:
     """Row ranges [first, behind) of the right matrix: whole channels of the left one, or parts of a large one."""
     width = p.left_width
-    most = min(most, room)
-    step = max(1, most // width) * width if room >= width else max(32, most // 32 * 32)
+    most = min(most, free)
+    step = max(1, most // width) * width if free >= width else max(32, most // 32 * 32)
     first = 0
     while first < p.K:
         behind = min(p.K, first + step, *(() if step >= width else ((first // width + 1) * width,)))

@@ -169,8 +169,8 @@ def known_power(_graph: Graph, node: Node) -> str | None:
 def padding_within_kernel(graph: Graph, node: Node) -> str | None:
     """The padding is smaller than the kernel, which spans at most 16 elements each way."""
     window = window_of(node, graph.shape(node.inputs[1])[2:])
-    room = [reach - 1 - begin for reach, begin in zip(window.reach, window.begins, strict=True)]
-    return None if min(room) >= 0 and max(window.reach) <= MOST_PADDING + 1 else f"pads are {list(window.begins)}"
+    rest = [reach - 1 - begin for reach, begin in zip(window.reach, window.begins, strict=True)]
+    return None if min(rest) >= 0 and max(window.reach) <= MOST_PADDING + 1 else f"pads are {list(window.begins)}"
 
 
 WINDOWS = (images, within_windows, within_extents)

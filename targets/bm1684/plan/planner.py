@@ -131,13 +131,13 @@ LEAST = 400
 class Placing:
     """A strategy for the addresses of loads."""
 
-    around: bool = False
+    circular: bool = False
     """Consecutively around local memory; else low or high, preferably in unused banks."""
     ahead: int = 1
     """How many of the next buffers are tried for one that fits."""
 
 
-WAYS = (Placing(), Placing(ahead=16), Placing(around=True), Placing(around=True, ahead=16))
+WAYS = (Placing(), Placing(ahead=16), Placing(circular=True), Placing(circular=True, ahead=16))
 
 
 def plan(lowered: Lowered, machine: Machine) -> Kernel:
@@ -268,7 +268,7 @@ class _Plan:
 
     def _start(self, gaps: Sequence[tuple[int, int]], size: int, soon: bool, bundle: Bundle | None) -> int:
         """The address of a load in one of the gaps."""
-        if self.way.around:
+        if self.way.circular:
             after = self.last_end
             later = (max(start, after) for start, end in gaps if max(start, after) + size <= end)
             return next(later, gaps[0][0])

@@ -218,8 +218,8 @@ def _best_shift(node: Node, wide: Array, offset: Array) -> int:
     """The shift with the least squared error of the weights for which every bias fits 16 bits."""
     largest = max(float(np.abs(wide).max(initial=0)), 1e-30)
     safe = int(np.floor(np.log2(MOST_WEIGHT / largest)))
-    room = int(np.floor(np.log2(MOST_BIAS / max(float(np.abs(offset).max(initial=0)), 0.5))))
-    if room < 0:
+    most_shift = int(np.floor(np.log2(MOST_BIAS / max(float(np.abs(offset).max(initial=0)), 0.5))))
+    if most_shift < 0:
         raise UnsupportedOperator(
             "E205",
             "the bias is too large for 16 bits",
@@ -227,7 +227,7 @@ def _best_shift(node: Node, wide: Array, offset: Array) -> int:
             op=node.op,
             limit="32,767 steps of the result",
         )
-    most = min(FINEST_SHIFT, MOST_SHIFT, room)
+    most = min(FINEST_SHIFT, MOST_SHIFT, most_shift)
 
     def error(shift: int) -> float:
         power = 2.0**shift

@@ -88,16 +88,16 @@ def _build(program: Program, ports: Ports, machine: Machine) -> Built:
     uses = [use for at, each in enumerate(operations) for use in _uses(at, each, machine)]
     used = [use for use in uses if maps <= use.place.address < constants.base]
     places = dict(place_cubes(used, layout))
-    room = layout.map_bytes
+    map_bytes = layout.map_bytes
     for use in uses:
         if use.place.address >= scratch:
             offset = layout.map_bytes + use.place.address - scratch
             places[use.operation, use.name] = MAPS, offset
-            room = max(room, offset + use.place.size)
+            map_bytes = max(map_bytes, offset + use.place.size)
     located = [_locate_cubes(at, each, places, constants.base, machine) for at, each in enumerate(operations)]
     luts = tuple(dict.fromkeys(each.lut for each in located if each.lut is not None))
     numbered = (_add_table(each, luts) for each in located)
-    return Built(tuple(numbered), luts, bytes(constants.image), align(max(room, 1), PAGE))
+    return Built(tuple(numbered), luts, bytes(constants.image), align(max(map_bytes, 1), PAGE))
 
 
 def _expect_expressible(held: Sequence[Described]) -> Sequence[Described]:

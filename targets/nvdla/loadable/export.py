@@ -262,9 +262,9 @@ def self_test_files(program: Program, inputs: Mapping[str, Array]) -> dict[str, 
 
 def _commands(ports: Ports) -> Iterator[str]:
     for number, port in enumerate(ports.outputs):
-        room, kind = int(port.softmax), DTYPES[port.move.place.precision]
+        most_apart, kind = int(port.softmax), DTYPES[port.move.place.precision]
         expected, mask = f"{FOLDER}/K/output_{number}.bin", f"{FOLDER}/mask_{number}.bin"
-        yield f"./npuc_compare found_{number}.bin {expected} {kind} {room} {mask}"
+        yield f"./npuc_compare found_{number}.bin {expected} {kind} {most_apart} {mask}"
 
 
 def _mask(port: BoundPort, machine: Machine) -> bytes:

@@ -308,11 +308,11 @@ def pipes_are_tied(checked: _CheckedTask) -> Where:
     """An operation fed by the pipe names the engine before it with event 3, and is named there with event 2."""
     common = checked.task.common
     for each, surfaces in zip(common, checked.task.surfaces, strict=True):
-        flies = each.engine != of.CONV and surfaces.source.type == of.HARDWARE
+        fused = each.engine != of.CONV and surfaces.source.type == of.HARDWARE
         parent = each.fused_parent
-        if flies != (parent.index != of.NONE) or (flies and not 0 <= parent.index < len(common)):
+        if fused != (parent.index != of.NONE) or (fused and not 0 <= parent.index < len(common)):
             yield f"operation {each.index}: giver {parent.index}"
-        elif flies:
+        elif fused:
             giver = common[parent.index]
             taker = giver.consumers[each.engine]
             tied = (parent.event, taker.index, taker.event) == (of.ENABLED, each.index, of.PROGRAMMED)
@@ -374,9 +374,9 @@ def cubes_are_in_memory(checked: _CheckedTask) -> Where:
     for at, found in enumerate(checked.patterns):
         for name, place in found:
             index, offset = divmod(place.address, APART)
-            room = sizes.get(addresses[index], 0) if 0 <= index < len(addresses) else 0
-            if offset + place.size > room:
-                yield f"operation {at}: {name} ends at {offset + place.size} of {room} bytes"
+            memory_bytes = sizes.get(addresses[index], 0) if 0 <= index < len(addresses) else 0
+            if offset + place.size > memory_bytes:
+                yield f"operation {at}: {name} ends at {offset + place.size} of {memory_bytes} bytes"
 
 
 def cubes_are_aligned(checked: _CheckedTask) -> Where:

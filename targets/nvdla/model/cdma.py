@@ -209,8 +209,8 @@ def _extend_for_winograd(group: RegisterGroup, data: Array) -> Array:
     Channel (row phase * stride_x + column phase) * C + c, as in the weights (channel extension for Winograd).
     """
     top, bottom, left, right = (group[f"PAD_{each}"] for each in ("TOP", "BOTTOM", "LEFT", "RIGHT"))
-    around = ((0, 0), (top, bottom), (left, right), (0, 0))
-    padded = np.pad(data, around, constant_values=pad_value(group, data))
+    padding = ((0, 0), (top, bottom), (left, right), (0, 0))
+    padded = np.pad(data, padding, constant_values=pad_value(group, data))
     sx, sy = group["CONV_X_STRIDE"] + 1, group["CONV_Y_STRIDE"] + 1
     width, height = group["DATAIN_WIDTH_EXT"] + 1, group["DATAIN_HEIGHT_EXT"] + 1
     if padded.shape[1] < height * sy or padded.shape[2] < width * sx:
@@ -264,9 +264,9 @@ def _fetch_compressed(
     if (found := align(int(sizes.sum()), machine.cbuf_entry_bytes)) < data[1]:
         reason = f"{found} bytes of compressed weights by their group sizes"
         raise trap(BLOCK, reason, limit=f"WEIGHT_BYTES = {data[1]}: the next weights would be wrong")
-    room = (group["WEIGHT_BANK"] + 1) * machine.bank_bytes
-    if sizes.max() + machine.cbuf_entry_bytes > room:
-        limit = f"{room} in the weight banks, with an entry of {machine.cbuf_entry_bytes} more"
+    bank_bytes = (group["WEIGHT_BANK"] + 1) * machine.bank_bytes
+    if sizes.max() + machine.cbuf_entry_bytes > bank_bytes:
+        limit = f"{bank_bytes} in the weight banks, with an entry of {machine.cbuf_entry_bytes} more"
         raise trap(BLOCK, f"CBUF overflow: a compressed group of {sizes.max()} bytes", limit=limit)
     return FetchedWeights(port.fetch(*data).tobytes(), mask.tobytes(), sizes)
 

@@ -75,8 +75,8 @@ def _square_sums(group: RegisterGroup, data: Array) -> Array:
     total = squares
     for each in range(1, reach + 1):  # the nearest channels first
         below, above = (padded[..., reach + side : reach + side + channels] for side in (-each, each))
-        around = add(below, above)
-        total = add(around, total) if each == 1 else add(total, around)
+        neighbours = add(below, above)
+        total = add(neighbours, total) if each == 1 else add(total, neighbours)
     return total
 
 

@@ -283,8 +283,8 @@ def as_lanes(values: Array, lanes: int) -> Array:
     channels = values.shape[-1]
     surfaces = -(-channels // lanes)
     if surfaces * lanes != channels:
-        around = [(0, 0)] * (values.ndim - 1) + [(0, surfaces * lanes - channels)]
-        values = np.pad(values, around)
+        padding = [(0, 0)] * (values.ndim - 1) + [(0, surfaces * lanes - channels)]
+        values = np.pad(values, padding)
     return np.moveaxis(values.reshape(*values.shape[:-1], surfaces, lanes), -2, -4)
 
 

@@ -96,8 +96,8 @@ def _spread(axes: tuple[WindowAxis, WindowAxis], source: Array, value: float) ->
     """The input with its padding, cropped to the elements that windows reach."""
     rows, columns = axes
     after = [max(axis.extent - axis.pad - axis.size, 0) for axis in axes]
-    around = ((0, 0), (rows.pad, after[0]), (columns.pad, after[1]), (0, 0))
-    return np.pad(source, around, constant_values=value)[:, : rows.extent, : columns.extent]
+    padding = ((0, 0), (rows.pad, after[0]), (columns.pad, after[1]), (0, 0))
+    return np.pad(source, padding, constant_values=value)[:, : rows.extent, : columns.extent]
 
 
 def _extreme(

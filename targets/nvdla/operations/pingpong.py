@@ -210,9 +210,9 @@ class EngineProgress:
         alike = (before[DATA] == banks.data) & (before[WEIGHTS] == banks.weights)  # the ring keeps the last input
         begin = np.maximum(enabled, np.where(alike, before[FETCHED], before[COMPUTED]))
         here = begin + work.fetching
-        room = banks.data * machine.cbuf_entries - work.entries
-        if before[ENTRIES].max() > room:  # the ring has no room for both inputs
-            crowded = np.where(alike, np.clip((before[ENTRIES] - room) / work.entries, 0.0, 1.0), 0.0)
+        free_entries = banks.data * machine.cbuf_entries - work.entries
+        if before[ENTRIES].max() > free_entries:  # the ring has no room for both inputs
+            crowded = np.where(alike, np.clip((before[ENTRIES] - free_entries) / work.entries, 0.0, 1.0), 0.0)
             left = np.round(work.fetching * crowded * GRAIN) / GRAIN
             here = np.where(crowded > 0, np.maximum(here, before[COMPUTED] + left), here)
         delay = timing.START + work.latency

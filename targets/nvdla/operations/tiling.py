@@ -156,16 +156,16 @@ def weight_banks(machine: Machine, geometry: Geometry, kernels: int) -> int:
 
 def _mask_fits(machine: Machine, geometry: Geometry, kernels: int) -> bool:
     """Whether the mask of a group fits one bank, of which the hardware demands an entry more."""
-    room = machine.bank_bytes - machine.cbuf_entry_bytes
-    return not geometry.form.compressed or kernels * geometry.kernel_elements <= 8 * room
+    mask_bytes = machine.bank_bytes - machine.cbuf_entry_bytes
+    return not geometry.form.compressed or kernels * geometry.kernel_elements <= 8 * mask_bytes
 
 
 def kernels_together(machine: Machine, geometry: Geometry) -> int:
     """The largest kernel group, a power of two, that fits beside one row of output; 0 if no kernel fits."""
     together = machine.kernel_group(geometry.precision)
-    room = machine.cbuf_banks - data_banks(machine, geometry, 1)
+    free_banks = machine.cbuf_banks - data_banks(machine, geometry, 1)
     while together and not (
-        weight_banks(machine, geometry, together) <= room and _mask_fits(machine, geometry, together)
+        weight_banks(machine, geometry, together) <= free_banks and _mask_fits(machine, geometry, together)
     ):
         together //= 2
     return together
@@ -188,9 +188,9 @@ def expect_kernels(machine: Machine, geometry: Geometry, node: str, op: str) -> 
 
 def most_rows(machine: Machine, geometry: Geometry, together: int) -> int:
     """The most rows of output whose input fits beside a kernel group."""
-    room = machine.cbuf_banks - weight_banks(machine, geometry, together)
+    free_banks = machine.cbuf_banks - weight_banks(machine, geometry, together)
     rows = geometry.out_height
-    while rows > 1 and data_banks(machine, geometry, rows) > room:
+    while rows > 1 and data_banks(machine, geometry, rows) > free_banks:
         rows -= 1
     return rows
 

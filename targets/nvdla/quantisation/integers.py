@@ -85,9 +85,9 @@ class Integers(ElementwiseBuilder):
         if sums is None and conv.name in self.winograd:
             shift = self._bits_too_many(x)
             form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:], "pra_truncate": shift}
-            u, common = transform_weights(w, *strides_of(conv)), constant_positions(*strides_of(conv))
+            u, positions = transform_weights(w, *strides_of(conv)), constant_positions(*strides_of(conv))
             found = quantise_weights(
-                u, bias, steps.scale * 2**shift, unit, steps.zero, self.element, fraction, common
+                u, bias, steps.scale * 2**shift, unit, steps.zero, self.element, fraction, positions
             )
             return self._round_weights(form, found)
         if sums is None and steps.zero and form.x2 == IDLE:

@@ -119,8 +119,8 @@ def two_stages(sums: Sums) -> tuple[SdpStage, SdpStage, Operands]:
     """
     upper, left = addends(sums.bias)
     reach = np.minimum(sums.bound, SATURATED / sums.ratio)
-    room = np.clip(np.floor(2.0**31 / (reach + 2.0**left)), 1, MOST_MULTIPLIER)
-    first, second, shift = _split(sums.ratio, room)
+    most = np.clip(np.floor(2.0**31 / (reach + 2.0**left)), 1, MOST_MULTIPLIER)
+    first, second, shift = _split(sums.ratio, most)
     _, lower_left = addends(first * 2.0**left / 2)  # room for the rest of any bias
     lower = np.rint((sums.bias - upper * 2.0**left) * first / 2.0**lower_left).astype(np.int16)
     operands = {"x1_alu": upper, "x1_mul": first.astype(np.int16), "x2_alu": lower, "x2_mul": second}
@@ -128,13 +128,13 @@ def two_stages(sums: Sums) -> tuple[SdpStage, SdpStage, Operands]:
     return SdpStage(SUM, left, 1), SdpStage(SUM, lower_left, 1, 0, shift), columns
 
 
-def _split(ratio: Array, room: Array) -> tuple[Array, Array, int]:
-    """Factors up to `room`, int16 multipliers and their common shift, whose products are the ratios.
+def _split(ratio: Array, most: Array) -> tuple[Array, Array, int]:
+    """Factors up to `most`, int16 multipliers and their common shift, whose products are the ratios.
 
     Larger ratios get larger factors, so that the multipliers have similar magnitudes. Of the upper half of a
     factor's range the one with the smallest error is chosen.
     """
-    largest = np.clip(np.minimum(room, room.min() * ratio / ratio.min()), 1, MOST_MULTIPLIER)
+    largest = np.clip(np.minimum(most, most.min() * ratio / ratio.min()), 1, MOST_MULTIPLIER)
     _, shift = factor(float((ratio / np.maximum(largest // 2, 1)).max()), MOST_PRODUCT_SHIFT)
     wanted = ratio * 2.0**shift
     rows = (slice(start, start + ROWS) for start in range(0, len(ratio), ROWS))

@@ -118,8 +118,8 @@ def read(path: Path, configuration: str | None = None) -> Trace:
         path = found[0]
     if path.suffix != ".cfg":
         return _Txn(path, register_map("nv_full")).read()
-    around = path.resolve().parents[1].name
-    chosen = configuration or (around if around in MACHINES else "nv_small")
+    folder = path.resolve().parents[1].name
+    chosen = configuration or (folder if folder in MACHINES else "nv_small")
     return _Cfg(path, register_map(chosen)).read()
 
 

@@ -1,0 +1,52 @@
+"""Nodes of integer graphs: words that fit their maps, and what the array runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from npuc.errors import ModelError
+from npuc.ir import Graph, Node, TensorType
+from npuc.ops import build
+from npuc.targets.easynpu.layers.nodes import OPERATORS, WORD_OP, runs_on_array
+from tests.passes.networks import node
+
+
+def _graph(shape: tuple[int, ...], made: Node) -> Graph:
+    return build("g", [made], {"x": TensorType(shape, "int8")}, ["y"], {}, OPERATORS)
+
+
+MAP = {"Ci": 4, "Hi": 1, "Wi": 1, "Co": 4, "Ho": 1, "Wo": 1}
+
+
+@pytest.mark.parametrize("changes", [{}, {"flat": True}, {"Hi": 2, "Ho": 2}])
+def test_a_word_that_fits_its_map_is_one(changes: dict[str, Any]) -> None:
+    fields = {**MAP, **changes}
+    assert _graph((1, 4, fields["Hi"], 1), node(WORD_OP, "x", "y", **fields))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"Ci": 5, "Co": 5}, {"Co": 8}, {"split_c": 3}, {"Hi": 2, "Ho": 2, "flat": True}],
+    ids=["another map", "another result", "parts that do not divide", "a row of two pixels"],
+)
+def test_a_word_that_does_not_fit_its_map_is_refused(changes: dict[str, Any]) -> None:
+    fields = {**MAP, **changes}
+    with pytest.raises(ModelError):
+        _graph((1, 4, fields["Hi"], 1), node(WORD_OP, "x", "y", **fields))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 1, 1), (1, 4, 1)])
+def test_a_word_reads_a_map_of_one_image(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ModelError):
+        _graph(shape, node(WORD_OP, "x", "y", **MAP))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "runs"),
+    [((1, 16, 2, 2), 0, False), ((1, 16, 2, 2), 1, True), ((1, 16, 2, 2), 2, True), ((1, 16, 2), 1, False)],
+)
+def test_the_array_joins_maps_but_not_batches(shape: tuple[int, ...], axis: int, runs: bool) -> None:
+    graph = _graph(shape, node("Concat", "x x", "y", axis=axis))
+    assert runs_on_array(graph, graph.nodes[0]) is runs
