@@ -35,8 +35,8 @@ CEILINGS = {
     "passes": 6_290,
     "targets/bm1684": 10_250,
     "targets/easynpu": 17_335,
-    "targets/nvdla": 20_935,
-    "tests": 65_720,
+    "targets/nvdla": 20_950,
+    "tests": 65_760,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

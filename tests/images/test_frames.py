@@ -295,6 +295,19 @@ def test_cdma_converts_frames_to_fp16(preset: str, frame: str, pad: int, tmp_pat
     assert found > min(floats - 1, 60)
 
 
+@pytest.mark.parametrize(("keys", "pad"), [({"mean": 128, "std": 64}, 1), ({"preset": "imagenet"}, 3)])
+def test_cdma_converts_frames_to_int16(keys: dict[str, Any], pad: int, tmp_path: Path) -> None:
+    folder, model = photos(tmp_path), network(tmp_path, pad=pad)
+    made = api.compile(model, "nvdla-full", precision="int16", calibration=folder, input=keys)
+    steps = made.program.manifest["steps"]
+    assert {each["op"] for each in steps if each["kind"] == "host" and "x" in each["inputs"]} == {"Transpose"}
+    loads = next(each["loads"] for each in steps if "loads" in each)
+    assert [each["place"]["precision"] for each in loads] == ["uint8"] and made.report["proof"]["bit_exact"]
+    frames = made.samples(folder).inputs["x"]
+    exact = run(model, made.program.images[0].values_of(frames))
+    assert noise(made.run({"x": frames})["y"].reshape(-1, 4), exact) > 74  # int16 has 80
+
+
 def test_a_frame_that_others_read_as_floats_is_no_image_of_bytes(tmp_path: Path) -> None:
     # 1 / 255 is no whole number: what the maximum reads cannot come from CDMA
     proto = onnx.load(network(tmp_path))

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+import npuc as api
 from npuc import program, running
 from npuc.ir import Array
 from npuc.reference import session
@@ -106,3 +107,15 @@ def test_float_weights_that_are_integers_of_nine_bits_stay_as_they_are(tmp_path:
     report = verify(model, tmp_path / "p", program.load(tmp_path / "p"), machine, samples, Tolerance(35, 0.999))
     assert report["bit_exact"]
     assert report["status"] == "ok"
+
+
+def test_given_scales_in_int16_overflow_no_stage() -> None:
+    """Before, a single tap kept the integer 1, and the ratio was split for sums of int8."""
+    model = parse(
+        "g (float[1,1,4,4] x) => (float[1,1,4,4] y) <float[1,1,1,1] w = {0.017}, float[1] b = {0.43}>"
+        " { n = Conv(x, w, b) y = Relu(n) }"
+    )
+    samples = np.random.default_rng(1).integers(-128, 128, (6, 1, 1, 4, 4)).astype(np.float32)
+    table = {"x": {"scale": 1 / 128, "precision": "int16"}}
+    made = api.compile(model, "nvdla-full", precision="int16", calibration={"x": samples}, scales_in=table)
+    assert made.report["proof"]["bit_exact"]
