@@ -71,7 +71,7 @@ class Integers(ElementwiseBuilder):
         x, w = conv.inputs[0], self.float.constants[conv.inputs[1]]
         steps = self.steps(x)
         single = GROUP(conv) == 1
-        taken = x in self.given and self.element == "int8"  # of 16 bits any weights have enough
+        taken = x in self.given and self.element == "int8"  # kept weights are bytes
         sums = kept(w, bias, steps.scale, steps.zero, unit, twice=single) if taken else None
         fraction = 0 if form.x2 == IDLE else self.fraction
         if sums is None and conv.name in self.winograd:
