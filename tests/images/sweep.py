@@ -121,7 +121,7 @@ def _difference(case: Case, found: Array, exact: Array, step: float) -> str | No
     mean, std = MEANS[case.means]
     decided = not isinstance(mean, tuple) and mean.is_integer() and np.log2(std).is_integer()
     decided = decided and case.bits == 8 and case.before != "Mul" and case.frame not in yuv.YUV
-    decided = decided and not (target == "bm1684" and mean == 255)
+    decided = decided and not (target == "bm1684" and mean == 255) and precision != "int16"
     if precision in FLOATS:
         step = FLOATS[precision] * float(np.abs(exact).max())
         most = 1.5 if not decided else 0.5 if precision == "fp16" else 0
