@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 10_250,
     "targets/easynpu": 17_335,
     "targets/nvdla": 20_950,
-    "tests": 65_760,
+    "tests": 65_810,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
