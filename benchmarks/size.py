@@ -31,12 +31,12 @@ CEILINGS = {
     "docs": 305,
     "examples": 200,
     "models": 1_685,
-    "npuc": 38_470,
+    "npuc": 38_530,
     "passes": 6_290,
     "targets/bm1684": 10_250,
-    "targets/easynpu": 17_335,
-    "targets/nvdla": 20_950,
-    "tests": 65_810,
+    "targets/easynpu": 17_225,
+    "targets/nvdla": 20_935,
+    "tests": 65_825,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

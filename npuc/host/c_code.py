@@ -18,7 +18,7 @@ from npuc.frozen import frozen
 from npuc.host import c_text
 from npuc.host.allocation import Buffer, allocate, peak
 from npuc.host.c_text import array, elements, floating, initialiser
-from npuc.host.copies import MOVES, Copy, copy_between
+from npuc.host.copies import MOVES, Copy, copies_of, copy_between
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import (
     ACTIVATION,
@@ -29,8 +29,13 @@ from npuc.ops.attributes import (
     HARD_ALPHA,
     HARD_BETA,
     LEAKY_ALPHA,
+    LRN_ALPHA,
+    LRN_BETA,
+    LRN_BIAS,
     MAX,
     MIN,
+    SELECT_LAST_INDEX,
+    SIZE,
     SWISH_ALPHA,
 )
 from npuc.text.escaping import c_comment
@@ -44,10 +49,11 @@ MOST_RANK = 8
 
 
 @dataclass
-class _RegionWriter:
-    """The calls of one region so far: statements, and the tables that precede the function."""
+class CallWriter:
+    """Calls of the library for host nodes so far: statements, and the tables that precede their function."""
 
     graph: Graph
+    """It has the types of all tensors, and the constants."""
     prefix: str
     places: Mapping[str, str]
     """The C expression of every tensor's first element."""
@@ -87,20 +93,20 @@ class _RegionWriter:
         axes = self.axes([(axis.extent, axis.source, axis.target) for axis in copy.axes])
         self.call("copy", self.places[y], self.places[x], copy.piece, copy.target, copy.source, axes)
 
+    def emit(self, node: Node) -> bool:
+        """Adds the computation of a node. False if the library lacks the operator, or this form of it."""
+        names = [name for name in (*node.inputs, *node.outputs) if name]
+        types = [self.graph.tensors[name] for name in names]
+        fits = all(0 < each.size < 1 << 28 and len(each.shape) <= MOST_RANK for each in types)
+        rule = RULES.get(node.op)
+        return fits and rule is not None and not ACTIVATION(node) and rule(self, node)
 
-Emit = Callable[[_RegionWriter, Node], bool]
+
+Emit = Callable[[CallWriter, Node], bool]
 """Adds the computation of a node; False if the library does not support it."""
 
 
-def _emit(to: _RegionWriter, node: Node) -> bool:
-    """Adds the computation of a node. False if the library lacks the operator, or this form of it."""
-    names = [name for name in (*node.inputs, *node.outputs) if name]
-    fits = all(0 < to.graph.tensors[name].size < 1 << 28 and len(to.shape(name)) <= MOST_RANK for name in names)
-    rule = RULES.get(node.op)
-    return fits and rule is not None and not ACTIVATION(node) and rule(to, node)
-
-
-def _unary(to: _RegionWriter, node: Node) -> bool:
+def _unary(to: CallWriter, node: Node) -> bool:
     function, numbers = UNARY[node.op]
     x = node.inputs[0]
     if not to.floats(x, node.output):
@@ -117,7 +123,7 @@ def _steps(shape: Sequence[int], result: Sequence[int]) -> list[int]:
     return [0 if extent == 1 else prod(aligned[axis + 1 :]) for axis, extent in enumerate(aligned)]
 
 
-def _binary(to: _RegionWriter, node: Node) -> bool:
+def _binary(to: CallWriter, node: Node) -> bool:
     if len(node.inputs) != 2 or not to.floats(*node.inputs, node.output):
         return False
     result = to.shape(node.output)
@@ -128,7 +134,7 @@ def _binary(to: _RegionWriter, node: Node) -> bool:
     return True
 
 
-def _reduce(to: _RegionWriter, node: Node) -> bool:
+def _reduce(to: CallWriter, node: Node) -> bool:
     x = node.inputs[0]
     if not to.floats(x, node.output):
         return False
@@ -143,17 +149,29 @@ def _reduce(to: _RegionWriter, node: Node) -> bool:
     return True
 
 
-def _softmax(to: _RegionWriter, node: Node) -> bool:
-    x, axis = node.inputs[0], AXIS(node)
-    if not to.floats(x, node.output):
-        return False
-    shape = to.shape(x)
-    name = "softmax" if node.op == "Softmax" else "log_softmax"
-    to.call(name, to.places[node.output], to.places[x], prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
-    return True
+def _along(to: CallWriter, node: Node, axis: int, *parameters: object) -> bool:
+    """An operator along one axis of a float tensor, or of several rows."""
+    x, shape = node.inputs[0], to.shape(node.inputs[0])
+    extents = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
+    to.call(ALONG[node.op], to.places[node.output], to.places[x], *extents, *parameters)
+    return to.floats(x)
 
 
-def _matmul(to: _RegionWriter, node: Node) -> bool:
+def _softmax(to: CallWriter, node: Node) -> bool:
+    return _along(to, node, AXIS(node))
+
+
+def _arg_max(to: CallWriter, node: Node) -> bool:
+    return _along(to, node, AXIS(node), int(SELECT_LAST_INDEX(node)))
+
+
+def _lrn(to: CallWriter, node: Node) -> bool:
+    size, factor = SIZE(node), LRN_ALPHA(node) / SIZE(node)
+    numbers = map(floating, (factor, LRN_BETA(node), LRN_BIAS(node)))
+    return _along(to, node, 1, (size - 1) // 2, size // 2, *numbers)
+
+
+def _matmul(to: CallWriter, node: Node) -> bool:
     left, right = (to.shape(name) for name in node.inputs)
     if not to.floats(*node.inputs, node.output):
         return False
@@ -169,25 +187,20 @@ def _matmul(to: _RegionWriter, node: Node) -> bool:
     return True
 
 
-def _move(to: _RegionWriter, node: Node) -> bool:
-    inputs, outputs = (
-        [np.empty(to.shape(name), to.graph.tensors[name].dtype) for name in names]
-        for names in (node.inputs, node.outputs)
-    )
-    for position, (source, target) in enumerate(MOVES[node.op](node, inputs, outputs)):
-        x, y = (min(position, len(each) - 1) for each in (inputs, outputs))
-        to.copy(copy_between(source, inputs[x], target, outputs[y]), node.inputs[x], node.outputs[y])
+def _move(to: CallWriter, node: Node) -> bool:
+    for x, y, copy in copies_of(node, to.graph.tensors):
+        to.copy(copy, x, y)
     return True
 
 
-def _expand(to: _RegionWriter, node: Node) -> bool:
+def _expand(to: CallWriter, node: Node) -> bool:
     x: Array = np.empty(to.shape(node.inputs[0]), to.graph.tensors[node.inputs[0]].dtype)
     y: Array = np.empty(to.shape(node.output), x.dtype)
     to.copy(copy_between(np.broadcast_to(x, y.shape), x, y, y), node.inputs[0], node.output)
     return True
 
 
-def _gather(to: _RegionWriter, node: Node) -> bool:
+def _gather(to: CallWriter, node: Node) -> bool:
     x, indices = node.inputs
     if to.graph.tensors[indices].dtype != "int64":
         return False
@@ -199,7 +212,7 @@ def _gather(to: _RegionWriter, node: Node) -> bool:
     return True
 
 
-def _quantise(to: _RegionWriter, node: Node) -> bool:
+def _quantise(to: CallWriter, node: Node) -> bool:
     """QuantizeLinear and DequantizeLinear with a single scale, constant like the zero point."""
     x, y = node.inputs[0], node.output
     given = [name for name in node.inputs[1:] if name]
@@ -240,12 +253,15 @@ UNARY: Mapping[str, tuple[str, Callable[[Node], Sequence[float]]]] = {
     "LeakyRelu": ("leaky_relu", lambda node: (LEAKY_ALPHA(node),)),
     "Clip": ("clip", lambda node: (MIN(node), MAX(node))),
 }
+ALONG = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "ArgMax": "argmax", "LRN": "lrn"}
 BINARY = {op: op.lower() for op in ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "PRelu")}
 RULES: Mapping[str, Emit] = {
     **dict.fromkeys(UNARY, _unary),
     **dict.fromkeys(BINARY, _binary),
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"), _reduce),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
+    "ArgMax": _arg_max,
+    "LRN": _lrn,
     **dict.fromkeys(MOVES, _move),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _quantise),
     "MatMul": _matmul,
@@ -327,8 +343,8 @@ def _function(graph: Graph, signature: FunctionSignature, prefix: str) -> str | 
     storage = _storage(graph, prefix, places)
     if storage is None:
         return None
-    to = _RegionWriter(graph, prefix, places)
-    if not all(_emit(to, node) for node in graph.nodes):
+    to = CallWriter(graph, prefix, places)
+    if not all(map(to.emit, graph.nodes)):
         return None
     named = set(re.findall(r"\w+", " ".join(to.statements)))  # scales and zero points are numbers in the calls
     tables = [constant(places[name], value) for name, value in constants.items() if places[name] in named]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from npuc.frozen import frozen
-from npuc.ir import Array, Node
+from npuc.ir import Array, Node, TensorType
 from npuc.ops.attributes import AXIS, BLOCK_MODE, BLOCKSIZE, PERM, SPLIT
 from npuc.ops.movement import slice_index
 
@@ -97,6 +97,25 @@ MOVES: Mapping[str, Callable[[Node, Sequence[Array], Sequence[Array]], Views]] =
     "SpaceToDepth": _space_to_depth,
     "DepthToSpace": _depth_to_space,
 }
+
+
+def copies_of(node: Node, types: Mapping[str, TensorType]) -> list[tuple[str, str, Copy]]:
+    """The copies that compute a node of MOVES: from an input to an output, by name."""
+    inputs, outputs = (
+        [np.empty(types[name].shape, types[name].dtype) for name in names] for names in (node.inputs, node.outputs)
+    )
+    found: list[tuple[str, str, Copy]] = []
+    for position, (source, target) in enumerate(MOVES[node.op](node, inputs, outputs)):
+        x, y = (min(position, len(each) - 1) for each in (inputs, outputs))
+        found.append((node.inputs[x], node.outputs[y], copy_between(source, inputs[x], target, outputs[y])))
+    return found
+
+
+def keeps_order(node: Node, types: Mapping[str, TensorType]) -> bool:
+    """Whether a node gives the elements of its only input in their order, as a Reshape does."""
+    if node.op not in MOVES or len(node.inputs) != 1 or len(node.outputs) != 1:
+        return False
+    return copies_of(node, types)[0][2] == Copy(types[node.output].bytes, 0, 0, ())
 
 
 def _first(view: Array) -> int:

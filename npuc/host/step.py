@@ -49,7 +49,10 @@ class HostStep:
         """
         with consistent(self), np.errstate(all="ignore"):
             inputs = [tensors[name] for name in self.inputs]
-            outputs = self._compute(inputs) if inputs else (self._repeat(len(next(iter(tensors.values())))),)
+            samples = len(next(iter(tensors.values())))
+            outputs = (
+                self._compute(inputs) if inputs else (np.broadcast_to(self.value, (samples, *self.value.shape)),)
+            )
             tensors.update(zip(self.outputs, outputs, strict=True))
 
     def conversion_numbers(self) -> tuple[float, int]:
@@ -57,14 +60,32 @@ class HostStep:
         with consistent(self):
             return float(self.attrs["scale"]), int(self.attrs.get("zero_point", 0))
 
+    def as_node(self) -> tuple[Node, dict[str, Array]]:
+        """The node of a graph that the step computes, and its constants: those of a conversion, or its value.
+
+        Raises ArtefactError (E502) for a step that contradicts itself.
+        """
+        if self.op == CONSTANT:
+            name = f"{self.outputs[0]}/{CONSTANT}"
+            return Node("Identity", (name,), self.outputs, {}, self.node), {name: self.value}
+        if self.op not in ("QuantizeLinear", "DequantizeLinear"):
+            return Node(self.op, self.inputs, self.outputs, self.attrs, self.node), {}
+        scale, zero = self.conversion_numbers()
+        names = tuple(f"{self.outputs[0]}/{each}" for each in ("scale", "zero_point"))
+        with consistent(self):
+            values = (np.array(scale, "float32"), np.array(zero, self.attrs.get("dtype", "int8")))
+        node = Node(self.op, (*self.inputs, *names), self.outputs, {}, self.node)
+        return node, dict(zip(names, values, strict=True))
+
+    @property
+    def value(self) -> Array:
+        """The tensor that a constant step provides. Raises ArtefactError (E502) if it is none."""
+        with consistent(self):
+            return np.array(self.attrs["value"], self.attrs["dtype"]).reshape(self.attrs["shape"])
+
     @property
     def _zero(self) -> float:
         return float(self.attrs.get("zero_point", 0))
-
-    def _repeat(self, samples: int) -> Array:
-        """A constant, repeated for every sample."""
-        value = np.array(self.attrs["value"], np.dtype(self.attrs["dtype"])).reshape(self.attrs["shape"])
-        return np.broadcast_to(value, (samples, *value.shape))
 
     def _compute(self, inputs: list[Array]) -> tuple[Array, ...]:
         match self.op:

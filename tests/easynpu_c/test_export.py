@@ -21,9 +21,9 @@ from tests.easynpu_c import compiling
 from tests.easynpu_c.compiling import EASYNPU
 
 FILES = {
-    "Makefile", "README.md", "map.json", "npuc_driver.c", "npuc_driver.h", "npuc_host.c", "npuc_program.c",
-    "npuc_program.h", "test/main.c", "test/npuc_array.c", "test/npuc_array.h", "test/npuc_model.c",
-    "test/npuc_model.h", "test/npuc_reshape.c",
+    "Makefile", "README.md", "map.json", "npuc_driver.c", "npuc_driver.h", "npuc_operators.c",
+    "npuc_operators.h", "npuc_program.c", "npuc_program.h", "test/main.c", "test/npuc_array.c",
+    "test/npuc_array.h", "test/npuc_model.c", "test/npuc_model.h", "test/npuc_reshape.c",
 }  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def check(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     program.save_files(EASYNPU.export(program.load(digits), "c"), folder)
     (folder / "check.c").write_text(CHECK, encoding="ascii")
     model = ["test/npuc_model.c", "test/npuc_array.c", "test/npuc_reshape.c"]
-    sources = ["check.c", "npuc_program.c", "npuc_driver.c", "npuc_host.c", *model]
+    sources = ["check.c", "npuc_program.c", "npuc_driver.c", "npuc_operators.c", *model]
     return compiling.build(folder, sources, compiling.careful_flags())
 
 

@@ -143,20 +143,31 @@ def check_compile(graph: Graph, values: Sequence[Mapping[str, Array]], case: Cas
 
 
 def rooms(graph: Graph, values: Sequence[Mapping[str, Array]], case: Case) -> dict[str, float]:
-    """Errors of every tensor that are rounding: of the largest value before it, or a step of the model's."""
+    """Errors of every tensor that are rounding: of the largest value before it, or a step of the model's.
+
+    A factor of a product magnifies the other's.
+    """
     found: dict[str, float] = {}
     share = NEGLIGIBLE[case.precision] * (WINOGRAD if case.weights == "winograd" else 1.0)
     for name in graph.inputs:
-        sizes = (float(np.abs(each[name]).max(initial=0)) for each in values)
-        found[name] = share * max(1.0, *sizes)
+        found[name] = share * max(1.0, *(_largest(each[name]) for each in values))
     for node in graph.nodes:
         before = max((found.get(name, 0.0) for name in node.inputs), default=0.0)
+        if node.op == "Mul":
+            before *= max(
+                1.0,
+                *(_largest(each.get(name, graph.constants.get(name))) for each in values for name in node.inputs),
+            )
         if _may_divide_by_zero(graph, node, values, found):
             before = np.inf
         for name in node.outputs:
-            sizes = (float(np.abs(each.get(name, np.zeros(1))).max(initial=0)) for each in values)
-            found[name] = max(before, share * max(sizes), _step(graph, node))
+            largest = max(_largest(each.get(name)) for each in values)
+            found[name] = max(before, share * largest, _step(graph, node))
     return found
+
+
+def _largest(value: Array | None) -> float:
+    return 0.0 if value is None else float(np.abs(value).max(initial=0))
 
 
 def _may_divide_by_zero(

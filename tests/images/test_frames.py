@@ -387,7 +387,7 @@ def test_the_c_driver_takes_the_bytes_of_frames(tmp_path: Path) -> None:
         tmp_path / "c",
     ).done()
     program = (tmp_path / "c" / "npuc_program.c").read_text("utf-8")
-    assert "NPUC_UINT8" in program and "npuc_frame" in program and "npuc_quantize" not in program
+    assert "NPUC_UINT8" in program and "npuc_op_frame(" in program and "npuc_op_quantize" not in program
     done = subprocess.run(["make", "check"], cwd=tmp_path / "c", capture_output=True, text=True, check=False)
     assert "2 samples as simulated" in done.stdout, done.stdout + done.stderr
 
@@ -428,5 +428,19 @@ def test_pictures_without_pillow_name_the_extra(tmp_path: Path, monkeypatch: pyt
     npuc("compile", model, "--target", "easynpu", *given).done()
     np.savez(tmp_path / "x.npz", x=np.zeros((1, SIZE, SIZE, 3), np.uint8))
     npuc("run", out, "--data", tmp_path / "x.npz").done()
-    (tmp_path / "a.png").write_bytes(b"")
-    assert "npuc[images]" in npuc("run", out, "--data", tmp_path / "a.png").refused("E507")
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"")
+    npuc("report", out, "-o", tmp_path / "r.html").done()
+    for command in (
+        ("run", out),
+        ("verify", model, out),
+        ("accuracy", model, out),
+        ("report", out, "-o", tmp_path / "s.html"),
+        ("export", out, "--format", "c", "--self-test", "-o", tmp_path / "c"),
+    ):
+        assert "npuc[images]" in npuc(*command, "--data", picture).refused("E507"), command
+    given = ("--input", "imagenet", "--calibration", picture)
+    refused = npuc("compile", model, "--target", "easynpu", *given, "-o", tmp_path / "p").refused("E507")
+    assert "npuc[images]" in refused
+    compared = npuc("compare", model, "--targets", "easynpu", *given)
+    assert "E507 pictures need Pillow" in compared.out + compared.err

@@ -1,4 +1,4 @@
-/* The operators of host regions. The linker removes unused ones with --gc-sections. */
+/* The operators of the host. The linker removes unused ones with --gc-sections. */
 #include "npuc_operators.h"
 
 #include <math.h>
@@ -131,6 +131,42 @@ void npuc_op_log_softmax(float *result, const float *x, uint32_t outer, uint32_t
     }
 }
 
+void npuc_op_argmax(int64_t *result, const float *x, uint32_t outer, uint32_t extent, uint32_t inner, int last)
+{
+    uint32_t i, k;
+
+    for (i = 0; i < outer * inner; i++) {
+        const float *row = x + row_of(i, extent, inner);
+        uint32_t index = 0;
+        for (k = 1; k < extent; k++) {
+            if (row[k * inner] > row[index * inner] || (last && row[k * inner] == row[index * inner])) {
+                index = k;
+            }
+        }
+        result[i] = index;
+    }
+}
+
+void npuc_op_lrn(float *result, const float *x, uint32_t outer, uint32_t extent, uint32_t inner, uint32_t before,
+                 uint32_t after, float factor, float beta, float bias)
+{
+    uint32_t i, c, k;
+
+    for (i = 0; i < outer * inner; i++) {
+        const uint32_t first = row_of(i, extent, inner);
+        for (c = 0; c < extent; c++) {
+            const uint32_t low = c < before ? 0 : c - before;
+            const uint32_t high = extent - 1 - c < after ? extent - 1 : c + after;
+            const uint32_t at = first + c * inner;
+            float sum = 0;
+            for (k = low; k <= high; k++) {
+                sum += x[first + k * inner] * x[first + k * inner];
+            }
+            result[at] = x[at] / powf(bias + factor * sum, beta);
+        }
+    }
+}
+
 void npuc_op_matmul(float *result, const float *x, const float *y, const struct npuc_op_axis *axes, int rank,
                     uint32_t rows, uint32_t inner, uint32_t columns)
 {
@@ -241,6 +277,15 @@ void npuc_op_dequantize_int16(float *result, const int16_t *x, uint32_t count, f
 
     for (i = 0; i < count; i++) {
         result[i] = (float)(x[i] - zero) * scale;
+    }
+}
+
+void npuc_op_frame(int8_t *result, const uint8_t *x, uint32_t count)
+{
+    uint32_t i;
+
+    for (i = 0; i < count; i++) {
+        result[i] = (int8_t)(x[i] - 128);
     }
 }
 

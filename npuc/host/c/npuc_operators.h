@@ -1,5 +1,5 @@
 /*
- * The operators of host regions: plain C99, no heap, only math.h, string.h and stdint.h of the C library.
+ * The operators of the host: plain C99, no heap, only math.h, string.h and stdint.h of the C library.
  * Written by npuc. Extents are those of the result, outermost first; steps are strides between elements.
  */
 #ifndef NPUC_OPERATORS_H
@@ -39,6 +39,12 @@ void npuc_op_reduce(float *result, const float *x, const struct npuc_op_axis *ou
 void npuc_op_softmax(float *result, const float *x, uint32_t outer, uint32_t extent, uint32_t inner);
 void npuc_op_log_softmax(float *result, const float *x, uint32_t outer, uint32_t extent, uint32_t inner);
 
+/* int64 indices of the largest elements: among equal ones, the first or the last. */
+void npuc_op_argmax(int64_t *result, const float *x, uint32_t outer, uint32_t extent, uint32_t inner, int last);
+/* x / (bias + factor * the sum of squares of the elements from `before` to `after` it along the axis) ^ beta. */
+void npuc_op_lrn(float *result, const float *x, uint32_t outer, uint32_t extent, uint32_t inner, uint32_t before,
+                 uint32_t after, float factor, float beta, float bias);
+
 /* Products of matrices (rows, inner) and (inner, columns) for every position along the axes; strides in elements. */
 void npuc_op_matmul(float *result, const float *x, const float *y, const struct npuc_op_axis *axes, int rank,
                     uint32_t rows, uint32_t inner, uint32_t columns);
@@ -59,6 +65,9 @@ void npuc_op_quantize_int16(int16_t *result, const float *x, uint32_t count, flo
 void npuc_op_dequantize_int8(float *result, const int8_t *x, uint32_t count, float scale, int32_t zero);
 void npuc_op_dequantize_uint8(float *result, const uint8_t *x, uint32_t count, float scale, int32_t zero);
 void npuc_op_dequantize_int16(float *result, const int16_t *x, uint32_t count, float scale, int32_t zero);
+
+/* The bytes of a frame as int8: less 128. */
+void npuc_op_frame(int8_t *result, const uint8_t *x, uint32_t count);
 
 /* Functions for npuc_op_map; those with parameters say which. */
 npuc_op_unary npuc_op_relu, npuc_op_abs, npuc_op_neg, npuc_op_sigmoid, npuc_op_tanh, npuc_op_hard_swish,

@@ -10,17 +10,21 @@ The text does not depend on when or where it is written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from npuc.errors import UnsupportedOperator
 from npuc.host import c_text
+from npuc.host.c_code import MOST_RANK, RULES, CallWriter
+from npuc.host.c_code import SOURCES as OPERATORS
 from npuc.host.c_text import array, floating, initialiser, struct_initialiser, vectors
-from npuc.host.copies import Copy
-from npuc.ir import Array
+from npuc.ir import Array, Graph, Node, type_of
+from npuc.ops import OPS
 from npuc.program import Port, Program, canonical_json, count_of
 from npuc.storage import readmemh
-from npuc.targets.easynpu.export.c_plan import DriverPlan, HostCall, plan
+from npuc.targets.easynpu.export.c_plan import FRAME, DriverPlan, plan
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.parameters import ALL_BITS, AT_LEAST, EQUAL, REGISTERS, SIZES, requirements
@@ -29,6 +33,8 @@ from npuc.targets.easynpu.simulate.running import Runner
 from npuc.text.escaping import c_comment, c_string, markdown_code
 
 SOURCES = Path(__file__).parent / "c"
+INCLUDES = '#include "npuc_program.h"\n\n#include <math.h>\n\n#include "npuc_operators.h"\n\n'
+FAILED = ("if (failed)", "    return failed;")
 IMAGES = {"itcm.bin": "npuc_itcm", "weight.bin": "npuc_weight"}
 """Image files and the arrays of their words."""
 C_TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int64": "int64_t", "float32": "float"}
@@ -57,10 +63,10 @@ def _map(program: Program, files: Mapping[str, str]) -> bytes:
 def _c_files(program: Program) -> dict[str, bytes]:
     """The program's sources, the driver, and a test that runs both on a machine model, by path.
 
-    Raises UnsupportedOperator (E202) for a host step that the driver does not compute.
+    Raises UnsupportedOperator (E202) for a host step that the library does not compute.
     """
     found = plan(program)
-    files = c_text.sources(SOURCES)
+    files = c_text.sources(OPERATORS) | c_text.sources(SOURCES)
     readme = Template(files["README.md"].decode()).substitute(_figures(program, found))
     return {
         **files,
@@ -102,32 +108,73 @@ def source(program: Program, found: DriverPlan) -> str:
         for name, data in sorted(program.files.items())
         if name in IMAGES
     ]
-    actions = [
-        _segment(number, each, tensors) if isinstance(each, Segment) else _host(number, each, tensors)
-        for number, each in enumerate(found.actions)
-    ]
-    steps = [
-        struct_initialiser(**{"segment" if isinstance(each, Segment) else "host": f"&step_{number}"})
-        for number, each in enumerate(found.actions)
-    ]
+    segments = [each for each in found.actions if isinstance(each, Segment)]
+    tables, rows = list[str](), list[str]()
+    for number, each in enumerate(segments):
+        row, own = _segment(number, each, tensors)
+        rows.append(row)
+        tables += own
     members: dict[str, Any] = {"inputs": "inputs", "input_count": len(program.inputs)}
     members |= {"outputs": "outputs", "output_count": len(program.outputs)}
-    members |= {"buffers": "buffers", "steps": "steps", "step_count": len(steps)}
+    members |= {"buffers": "buffers", "steps": "steps"}
     demands = _requirements(program)
     members |= {"requirements": "requirements", "requirement_count": len(demands)}
     return "".join(
         [
-            f'{_title(program)}\n#include "npuc_program.h"\n\n#include <math.h>\n\n',
+            f"{_title(program)}\n{INCLUDES}",
             *images,
             _border("input", program.inputs, found),
             _border("output", program.outputs, found),
             *(_constant(tensors[name], value) for name, value in found.constants.items()),
             array("struct npuc_buffer", "buffers", _buffers(program, found)),
-            *actions,
-            array("struct npuc_step", "steps", steps),
+            *tables,
+            array("struct npuc_segment", "segments", rows),
+            _steps(found, tensors),
             array("struct npuc_requirement", "requirements", demands),
             f"const struct npuc_program npuc_program = {struct_initialiser(**members)};\n",
         ]
+    )
+
+
+def _steps(found: DriverPlan, tensors: Mapping[str, int]) -> str:
+    """The function that runs all steps: calls of the library, and runs of consecutive segments."""
+    written = {name for each in found.actions if isinstance(each, Node) for name in each.outputs}
+    places = {
+        name: f"npuc_{'to' if name in written else 'from'}(all, {number})" for name, number in tensors.items()
+    }
+    numbers = dict(found.numbers)
+    types = {**found.types, **{name: type_of(value) for name, value in numbers.items()}}
+    nodes = tuple(each for each in found.actions if isinstance(each, Node))
+    to = CallWriter(Graph("host", nodes, (), (), numbers, types, OPS), "host", places)
+    first = 0
+    for is_segment, group in groupby(found.actions, key=lambda each: isinstance(each, Segment)):
+        actions = list(group)
+        if is_segment:
+            to.statements += [f"failed = npuc_play(segments + {first}, {len(actions)}, all);", *FAILED]
+            first += len(actions)
+            continue
+        for each in actions:
+            assert isinstance(each, Node)
+            to.statements.append(c_comment(f"{each.op} {each.source}"))
+            if each.op == FRAME:
+                to.call("frame", places[each.output], places[each.inputs[0]], types[each.output].size)
+            elif not to.emit(each):
+                raise _refused(each)
+    body = [*(["int failed;", ""] if first else []), *([] if found.actions else ["(void)all;"]), *to.statements]
+    lines = "".join(f"    {line}\n" if line else "\n" for line in body)
+    head = "static int steps(const struct npuc_inference *all)"
+    return "".join([*to.tables, f"{head}\n{{\n{lines}    return 0;\n}}\n\n"])
+
+
+def _refused(node: Node) -> UnsupportedOperator:
+    return UnsupportedOperator(
+        "E202",
+        "the C library has no such host operator, or not for these types and extents",
+        node=node.source,
+        op=node.op,
+        tensor=node.output,
+        limit=f"{', '.join(RULES)}; at most {MOST_RANK} axes",
+        remedy="end the network before it and compute it in the application",
     )
 
 
@@ -203,8 +250,8 @@ def _buffers(program: Program, found: DriverPlan) -> list[str]:
     return [f"{rows[found.storage[name]]} {c_comment(name)}" for name in found.types]
 
 
-def _segment(number: int, segment: Segment, tensors: Mapping[str, int]) -> str:
-    """A segment and its tables."""
+def _segment(number: int, segment: Segment, tensors: Mapping[str, int]) -> tuple[str, list[str]]:
+    """The initialiser of a segment, and its tables."""
     tables = {
         "image": ("struct npuc_image", [_image(each) for each in segment.images]),
         "load": ("struct npuc_move", [_move(each, tensors) for each in segment.loads]),
@@ -213,11 +260,9 @@ def _segment(number: int, segment: Segment, tensors: Mapping[str, int]) -> str:
     members: dict[str, Any] = {"instructions": segment.count}
     for name, (_, rows) in tables.items():
         if rows:
-            members |= {f"{name}s": f"step_{number}_{name}s", f"{name}_count": len(rows)}
-    parts = [array(kind, f"step_{number}_{name}s", rows) for name, (kind, rows) in tables.items()]
-    return (
-        "".join(parts) + f"static const struct npuc_segment step_{number} = {struct_initialiser(**members)};\n\n"
-    )
+            members |= {f"{name}s": f"segment_{number}_{name}s", f"{name}_count": len(rows)}
+    own = [array(kind, f"segment_{number}_{name}s", rows) for name, (kind, rows) in tables.items()]
+    return struct_initialiser(**members), own
 
 
 def _image(load: ImageLoad) -> str:
@@ -235,32 +280,6 @@ def _move(move: TensorMove, tensors: Mapping[str, int]) -> str:
         start=initialiser(move.start),
         size=initialiser([move.channels, move.height, move.width]),
     )
-
-
-def _host(number: int, each: HostCall, tensors: Mapping[str, int]) -> str:
-    """A host step, preceded by its parameters and the node that it computes."""
-    name = f"step_{number}"
-    members: dict[str, Any] = {"compute": each.name, "from": tensors[each.source], "to": tensors[each.target]}
-    if each.copy is None:
-        members |= dict(zip(("outer", "extent", "inner"), each.shape, strict=True))
-    numbers = {key: floating(value) if isinstance(value, float) else value for key, value in each.numbers.items()}
-    before = ""
-    if each.copy is not None:
-        before = f"static const struct npuc_copy {name}_copy = {_copy(each.copy)};\n"
-        members["copy"] = f"&{name}_copy"
-    elif each.name == "npuc_lrn":
-        before = f"static const struct npuc_lrn {name}_lrn = {struct_initialiser(**numbers)};\n"
-        members["lrn"] = f"&{name}_lrn"
-    else:
-        members |= numbers
-    title = c_comment(f"{each.step.op} {each.step.node}")
-    return f"{title}\n{before}static const struct npuc_host {name} = {struct_initialiser(**members)};\n\n"
-
-
-def _copy(copy: Copy) -> str:
-    axes = [initialiser([axis.extent, axis.source, axis.target]) for axis in copy.axes]
-    members: dict[str, Any] = {"bytes": copy.piece, "from": copy.source, "to": copy.target}
-    return struct_initialiser(**members, **({"axis": initialiser(axes)} if axes else {}))
 
 
 def _figures(program: Program, found: DriverPlan) -> dict[str, str]:

@@ -13,8 +13,6 @@ from math import prod
 from pathlib import Path
 from string import Template
 
-import numpy as np
-
 from npuc.host import c_text
 from npuc.host.c_code import C_TYPES, TYPES, FunctionSignature, HostFunction, constant, function, sources
 from npuc.host.c_text import array, floating, initialiser, struct_initialiser
@@ -326,17 +324,16 @@ class _Run:
         given = {name: each for each in steps for name in each.outputs}
         for name, each in given.items():
             if each.op == CONSTANT:
-                with consistent(each):
-                    value = np.array(each.attrs["value"], each.attrs["dtype"]).reshape(each.attrs["shape"])
-                self.constants[name], self.types[name] = value, type_of(value)
+                self.constants[name], self.types[name] = each.value, type_of(each.value)
         computing = [each for each in steps if each.op != CONSTANT]
         results = tuple(name for name in given if name in later and name not in self.constants)
         if not results:
             return
         constants, nodes = dict(self.constants), list[Node]()
         for each in computing:
-            with consistent(each):
-                nodes.append(_node(each, constants))
+            node, values = each.as_node()
+            nodes.append(node)
+            constants |= values
         taken = tuple(dict.fromkeys(n for each in computing for n in each.inputs if n not in {*given, *constants}))
         with consistent(computing[0]):
             graph = build("steps", nodes, {name: self.types[name] for name in taken}, results, constants)
@@ -395,13 +392,3 @@ def _read(part: Segment | Sequence[HostStep]) -> list[str]:
 def _kind(move: TensorMove) -> str:
     """The suffix of npuc_put and npuc_get: fp16 tensors are float32 on the host."""
     return "_floats" if move.place.precision == "fp16" else ""
-
-
-def _node(step: HostStep, constants: dict[str, Array]) -> Node:
-    """A step as a node; scale and zero point of a conversion are added to the constants."""
-    if step.op not in ("QuantizeLinear", "DequantizeLinear"):
-        return Node(step.op, step.inputs, step.outputs, step.attrs, step.node)
-    scale, zero = step.conversion_numbers()
-    names = tuple(f"{step.outputs[0]}/{each}" for each in ("scale", "zero_point"))
-    constants |= {names[0]: np.array(scale, "float32"), names[1]: np.array(zero, step.attrs.get("dtype", "int8"))}
-    return Node(step.op, (*step.inputs, *names), step.outputs, {}, step.node)

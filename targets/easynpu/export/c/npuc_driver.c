@@ -1,4 +1,4 @@
-/* The steps of a program: segments on the machine, operators on the host. */
+/* Runs of the machine, with transfers of feature maps before and behind. */
 #include "npuc_driver.h"
 
 #include <stddef.h>
@@ -133,32 +133,24 @@ static int store(const struct npuc_move *move, int8_t *tensor)
     return 0;
 }
 
-/* The buffers of one inference. */
-struct tensors {
-    const struct npuc_buffer *buffers;
-    const void *const *inputs;
-    void *const *outputs;
-    uint8_t *arena;
-};
-
-static void *to(const struct tensors *all, uint32_t number)
+void *npuc_to(const struct npuc_inference *all, uint32_t tensor)
 {
-    const struct npuc_buffer *buffer = &all->buffers[number];
+    const struct npuc_buffer *buffer = &all->buffers[tensor];
 
     return buffer->where == NPUC_OUTPUT ? all->outputs[buffer->at] : all->arena + buffer->at;
 }
 
-static const void *from(const struct tensors *all, uint32_t number)
+const void *npuc_from(const struct npuc_inference *all, uint32_t tensor)
 {
-    const struct npuc_buffer *buffer = &all->buffers[number];
+    const struct npuc_buffer *buffer = &all->buffers[tensor];
 
     if (buffer->where == NPUC_CONSTANT) {
         return buffer->constant;
     }
-    return buffer->where == NPUC_INPUT ? all->inputs[buffer->at] : to(all, number);
+    return buffer->where == NPUC_INPUT ? all->inputs[buffer->at] : npuc_to(all, tensor);
 }
 
-static int run_segment(const struct npuc_segment *segment, const struct tensors *all)
+static int run_segment(const struct npuc_segment *segment, const struct npuc_inference *all)
 {
     uint32_t i;
     int failed = 0;
@@ -168,13 +160,13 @@ static int run_segment(const struct npuc_segment *segment, const struct tensors 
         failed = npuc_write(image->memory, image->address, image->words, image->count);
     }
     for (i = 0; !failed && i < segment->load_count; i++) {
-        failed = load(&segment->loads[i], from(all, segment->loads[i].tensor));
+        failed = load(&segment->loads[i], npuc_from(all, segment->loads[i].tensor));
     }
     if (!failed) {
         failed = npuc_run(segment->instructions);
     }
     for (i = 0; !failed && i < segment->store_count; i++) {
-        failed = store(&segment->stores[i], to(all, segment->stores[i].tensor));
+        failed = store(&segment->stores[i], npuc_to(all, segment->stores[i].tensor));
     }
     return failed;
 }
@@ -210,23 +202,24 @@ int npuc_check(const struct npuc_program *program, npuc_register *read)
     return 0;
 }
 
-int npuc_infer(const struct npuc_program *program, const void *const *inputs, void *const *outputs, void *arena)
+int npuc_play(const struct npuc_segment *segments, uint32_t count, const struct npuc_inference *all)
 {
-    struct tensors all;
     uint32_t i;
     int failed = 0;
+
+    for (i = 0; !failed && i < count; i++) {
+        failed = run_segment(&segments[i], all);
+    }
+    return failed;
+}
+
+int npuc_infer(const struct npuc_program *program, const void *const *inputs, void *const *outputs, void *arena)
+{
+    struct npuc_inference all;
 
     all.buffers = program->buffers;
     all.inputs = inputs;
     all.outputs = outputs;
     all.arena = arena;
-    for (i = 0; !failed && i < program->step_count; i++) {
-        const struct npuc_step *step = &program->steps[i];
-        if (step->host != NULL) {
-            step->host->compute(step->host, from(&all, step->host->from), to(&all, step->host->to));
-        } else {
-            failed = run_segment(step->segment, &all);
-        }
-    }
-    return failed;
+    return program->steps(&all);
 }

@@ -93,46 +93,6 @@ struct npuc_segment {
     uint32_t store_count;
 };
 
-/* A copy of elements: pieces of `bytes` bytes, along axes with a pitch in each tensor, in bytes. */
-#define NPUC_AXES 6
-
-struct npuc_copy {
-    uint32_t bytes;
-    int32_t from, to; /* the first piece */
-    struct {
-        uint32_t extent;
-        int32_t from, to;
-    } axis[NPUC_AXES]; /* outermost first; an extent of 0 means 1 */
-};
-
-struct npuc_lrn {
-    uint32_t before, after; /* channels before and after the one in the middle */
-    float factor, beta, bias;
-};
-
-/* A host operator: one input, one output. Elements before, along and after the operator's axis. */
-struct npuc_host;
-typedef void npuc_operator(const struct npuc_host *step, const void *x, void *y);
-
-struct npuc_host {
-    npuc_operator *compute;
-    uint16_t from, to; /* tensors */
-    uint32_t outer, extent, inner;
-    float scale;                  /* quantize, dequantize */
-    float zero;                   /* the same: the zero point */
-    const struct npuc_copy *copy; /* copy */
-    const struct npuc_lrn *lrn;   /* lrn */
-};
-
-npuc_operator npuc_quantize, npuc_dequantize, npuc_frame, npuc_softmax, npuc_log_softmax, npuc_argmax,
-    npuc_argmax_last, npuc_lrn, npuc_copy;
-
-/* A step: either of the two. */
-struct npuc_step {
-    const struct npuc_segment *segment;
-    const struct npuc_host *host;
-};
-
 enum npuc_type { NPUC_INT8, NPUC_INT64, NPUC_FLOAT32, NPUC_UINT8 };
 
 /* An input or output of the network. scale, zero: scale and zero point of its int8 form on the machine; scale is 0 if
@@ -147,14 +107,21 @@ struct npuc_tensor {
     float zero;
 };
 
+/* The buffers of one inference. */
+struct npuc_inference {
+    const struct npuc_buffer *buffers;
+    const void *const *inputs;
+    void *const *outputs;
+    uint8_t *arena;
+};
+
 struct npuc_program {
     const struct npuc_tensor *inputs;
     uint32_t input_count;
     const struct npuc_tensor *outputs;
     uint32_t output_count;
     const struct npuc_buffer *buffers;
-    const struct npuc_step *steps;
-    uint32_t step_count;
+    int (*steps)(const struct npuc_inference *all);
     const struct npuc_requirement *requirements;
     uint32_t requirement_count;
 };
@@ -168,10 +135,16 @@ struct npuc_program {
 int npuc_check(const struct npuc_program *program, npuc_register *read);
 
 /*
- * One inference. inputs, outputs: a buffer each, in the program's order, `bytes` long; arena: NPUC_ARENA_BYTES that
- * nothing else uses meanwhile. Buffers need no alignment. Returns 0, or the error of a function of the machine.
+ * One inference. inputs, outputs: a buffer each, in the program's order, `bytes` long, aligned for its type; arena:
+ * NPUC_ARENA_BYTES at a multiple of 8 that nothing else uses meanwhile. Returns 0, or the error of a function of the
+ * machine.
  */
 int npuc_infer(const struct npuc_program *program, const void *const *inputs, void *const *outputs, void *arena);
+
+/* For npuc_program.c: the memory of a tensor that is read, and written; runs of consecutive segments. */
+const void *npuc_from(const struct npuc_inference *all, uint32_t tensor);
+void *npuc_to(const struct npuc_inference *all, uint32_t tensor);
+int npuc_play(const struct npuc_segment *segments, uint32_t count, const struct npuc_inference *all);
 
 #ifdef __cplusplus
 }

@@ -10,41 +10,49 @@
 #include "npuc_model.h"
 #include "npuc_program.h"
 
-static unsigned char input[NPUC_INPUT_BYTES], output[NPUC_OUTPUT_BYTES], arena[NPUC_ARENA_BYTES];
+/* Every tensor begins with a whole word. */
+static uint64_t input[NPUC_INPUT_BYTES / 8 + NPUC_INPUTS + 1], output[NPUC_OUTPUT_BYTES / 8 + NPUC_OUTPUTS + 1];
+static uint64_t arena[NPUC_ARENA_BYTES / 8 + 1];
 
-/* The buffers of the inputs and outputs, one after the other. */
-static int infer(void)
+/* Reads the inputs of a sample; returns the bytes read before the end of the file. */
+static size_t read_sample(FILE *in, void *const *inputs)
 {
-    const void *inputs[NPUC_INPUTS];
-    void *outputs[NPUC_OUTPUTS];
-    uint32_t i, at;
+    size_t bytes = 0;
+    uint32_t i;
 
-    for (i = 0, at = 0; i < NPUC_INPUTS; at += npuc_program.inputs[i].bytes, i++) {
-        inputs[i] = input + at;
+    for (i = 0; i < npuc_program.input_count; i++) {
+        bytes += fread(inputs[i], 1, npuc_program.inputs[i].bytes, in);
     }
-    for (i = 0, at = 0; i < NPUC_OUTPUTS; at += npuc_program.outputs[i].bytes, i++) {
-        outputs[i] = output + at;
-    }
-    return npuc_infer(&npuc_program, inputs, outputs, arena);
+    return bytes;
 }
 
 static int run(FILE *in, FILE *out)
 {
-    size_t bytes;
+    void *inputs[NPUC_INPUTS], *outputs[NPUC_OUTPUTS];
+    size_t bytes, at;
+    uint32_t i;
 
-    while ((bytes = fread(input, 1, sizeof input, in)) == sizeof input) {
-        if (infer()) {
+    for (i = 0, at = 0; i < npuc_program.input_count; at += (npuc_program.inputs[i].bytes + 7) / 8, i++) {
+        inputs[i] = input + at;
+    }
+    for (i = 0, at = 0; i < npuc_program.output_count; at += (npuc_program.outputs[i].bytes + 7) / 8, i++) {
+        outputs[i] = output + at;
+    }
+    while ((bytes = read_sample(in, inputs)) == NPUC_INPUT_BYTES) {
+        if (npuc_infer(&npuc_program, (const void *const *)inputs, outputs, arena)) {
             fprintf(stderr, "the machine model stopped: %s\n", npuc_model_fault());
             return 1;
         }
-        if (fwrite(output, 1, sizeof output, out) != sizeof output) {
-            perror("the output");
-            return 1;
+        for (i = 0; i < npuc_program.output_count; i++) {
+            if (fwrite(outputs[i], 1, npuc_program.outputs[i].bytes, out) != npuc_program.outputs[i].bytes) {
+                perror("the output");
+                return 1;
+            }
         }
     }
     if (bytes > 0) {
         fprintf(stderr, "the last sample has %lu of %lu bytes\n", (unsigned long)bytes,
-                (unsigned long)sizeof input);
+                (unsigned long)NPUC_INPUT_BYTES);
     }
     return bytes > 0;
 }
