@@ -31,12 +31,12 @@ CEILINGS = {
     "docs": 430,
     "examples": 200,
     "models": 1_685,
-    "npuc": 38_500,
+    "npuc": 38_530,
     "passes": 6_290,
     "targets/bm1684": 10_270,
     "targets/easynpu": 17_400,
     "targets/nvdla": 20_990,
-    "tests": 65_720,
+    "tests": 65_825,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -63,6 +63,21 @@ def network(
     return folder / name
 
 
+def maps(folder: Path, pad: int) -> Path:
+    """Maps of eight classes: the network's first convolution and ReLU, a depthwise one, one of single taps."""
+    model, random = onnx.load(network(folder, pad=pad)), np.random.default_rng(3)
+    graph = model.graph
+    del graph.node[2:], graph.initializer[2:]
+    for name, shape in (("d", (6, 1, 3, 3)), ("e", (8, 6, 1, 1))):
+        weights = random.normal(0, 0.5, shape).astype(np.float32)
+        graph.initializer.append(numpy_helper.from_array(weights, name))
+    graph.node.append(helper.make_node("Conv", ["r", "d"], ["s"], "depthwise", group=6, pads=[1] * 4))
+    graph.node.append(helper.make_node("Conv", ["s", "e"], ["y"], "classes"))
+    graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+    onnx.save(onnx.shape_inference.infer_shapes(model), folder / "maps.onnx")
+    return folder / "maps.onnx"
+
+
 def saved(path: Path, pixels: Array, **options: object) -> Path:
     """A picture file of these pixels."""
     Image.fromarray(np.asarray(pixels, np.uint8)).save(path, **options)  # pyright: ignore

@@ -27,7 +27,7 @@ from npuc.targets.easynpu.export.c_plan import with_frames
 from npuc.targets.nvdla.network import quantising
 from npuc.targets.nvdla.program import frames
 from tests.cli.process import SYNTHETIC, npuc
-from tests.images.making import SIZE, network, photos
+from tests.images.making import SIZE, maps, network, photos
 from tests.passes.networks import node
 
 LAST = (1, SIZE, SIZE, 3)
@@ -247,19 +247,29 @@ def test_cdma_converts_frames_at_no_cost(target: str, preset: str, frame: str, t
     assert found > min(floats - 3, 38)  # of eight samples
 
 
-@pytest.mark.parametrize("pad", [1, 3])
-def test_cdma_s_frames_are_as_exact_as_floats(pad: int, tmp_path: Path) -> None:
-    folder, model = photos(tmp_path, 20), network(tmp_path, pad=pad)
+@pytest.mark.parametrize("level", ["0", "1"])
+@pytest.mark.parametrize(
+    ("target", "pad"), [("easynpu", 1), ("nvdla-small", 1), ("nvdla-small", 3), ("nvdla-full", 1), ("bm1684", 1)]
+)
+def test_int8_on_frames_is_as_exact_as_on_floats(target: str, pad: int, level: str, tmp_path: Path) -> None:
+    """By maps of classes: thousands of values, so that chance is less than 0.3 dB."""
+    folder, model = photos(tmp_path, 20), maps(tmp_path, pad)
     made, plain = (
-        api.compile(model, "nvdla-small", calibration=folder, input={"preset": "imagenet", **more}, proof="off")
+        api.compile(
+            model, target, precision="int8", calibration=folder, input={"preset": "imagenet", **more}, level=level
+        )
         for more in ({}, {"frame": "float"})
     )
     exact = run(model, plain.samples(folder).inputs["x"])
-    found, floats = (each.run(folder)["y"].reshape(-1, 4) for each in (made, plain))
-    best = np.sort(exact, axis=1)
-    clear = best[:, -1] - best[:, -2] > 0.05  # others could change places by one step
-    assert clear.sum() >= 18 and (found.argmax(axis=1) == floats.argmax(axis=1))[clear].all()
+    found, floats = (each.run(folder)["y"].reshape(exact.shape) for each in (made, plain))
     assert abs(noise(found, exact) - noise(floats, exact)) <= 0.3
+    scores, ours, theirs = (each.mean(axis=(2, 3)) for each in (exact, found, floats))
+    best = np.sort(scores, axis=1)
+    clear = best[:, -1] - best[:, -2] > 2 * np.abs(theirs - scores).max()  # of what int8 can tell apart
+    assert clear.sum() >= 15 and (ours.argmax(axis=1) == theirs.argmax(axis=1))[clear].all()
+    (frame,), (values,) = made.program.inputs, plain.program.inputs
+    assert 4 * np.dtype(frame.dtype).itemsize == np.dtype(values.dtype).itemsize
+    assert np.prod(frame.shape) == np.prod(values.shape)
 
 
 def test_whether_cdma_converts_is_known_before_the_network_is_improved(
@@ -293,6 +303,19 @@ def test_cdma_converts_frames_to_fp16(preset: str, frame: str, pad: int, tmp_pat
     exact = run(model, plain.samples(folder).inputs["x"])
     found, floats = (noise(each.run(folder)["y"].reshape(-1, 4), exact) for each in (made, plain))
     assert found > min(floats - 1, 60)
+
+
+@pytest.mark.parametrize(("keys", "pad"), [({"mean": 128, "std": 64}, 1), ({"preset": "imagenet"}, 3)])
+def test_cdma_converts_frames_to_int16(keys: dict[str, Any], pad: int, tmp_path: Path) -> None:
+    folder, model = photos(tmp_path), network(tmp_path, pad=pad)
+    made = api.compile(model, "nvdla-full", precision="int16", calibration=folder, input=keys)
+    steps = made.program.manifest["steps"]
+    assert {each["op"] for each in steps if each["kind"] == "host" and "x" in each["inputs"]} == {"Transpose"}
+    loads = next(each["loads"] for each in steps if "loads" in each)
+    assert [each["place"]["precision"] for each in loads] == ["uint8"] and made.report["proof"]["bit_exact"]
+    frames = made.samples(folder).inputs["x"]
+    exact = run(model, made.program.images[0].values_of(frames))
+    assert noise(made.run({"x": frames})["y"].reshape(-1, 4), exact) > 74  # int16 has 80
 
 
 def test_a_frame_that_others_read_as_floats_is_no_image_of_bytes(tmp_path: Path) -> None:
@@ -405,5 +428,19 @@ def test_pictures_without_pillow_name_the_extra(tmp_path: Path, monkeypatch: pyt
     npuc("compile", model, "--target", "easynpu", *given).done()
     np.savez(tmp_path / "x.npz", x=np.zeros((1, SIZE, SIZE, 3), np.uint8))
     npuc("run", out, "--data", tmp_path / "x.npz").done()
-    (tmp_path / "a.png").write_bytes(b"")
-    assert "npuc[images]" in npuc("run", out, "--data", tmp_path / "a.png").refused("E507")
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"")
+    npuc("report", out, "-o", tmp_path / "r.html").done()
+    for command in (
+        ("run", out),
+        ("verify", model, out),
+        ("accuracy", model, out),
+        ("report", out, "-o", tmp_path / "s.html"),
+        ("export", out, "--format", "c", "--self-test", "-o", tmp_path / "c"),
+    ):
+        assert "npuc[images]" in npuc(*command, "--data", picture).refused("E507"), command
+    given = ("--input", "imagenet", "--calibration", picture)
+    refused = npuc("compile", model, "--target", "easynpu", *given, "-o", tmp_path / "p").refused("E507")
+    assert "npuc[images]" in refused
+    compared = npuc("compare", model, "--targets", "easynpu", *given)
+    assert "E507 pictures need Pillow" in compared.out + compared.err

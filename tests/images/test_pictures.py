@@ -140,7 +140,7 @@ def test_files_that_are_no_pictures_are_refused_by_name(
     elif content == "I;16":
         Image.fromarray(np.full((2, 4), 40_000, np.uint16)).save(path)
     elif isinstance(content, tuple):
-        path.write_bytes(hostile.png(*content, 8, 2, hostile.zeros(99)))
+        path.write_bytes(hostile.png(content[0], content[1], 8, 2, hostile.zeros(99)))
     elif isinstance(content, bytes):
         path.write_bytes(b"# nothing\n" if said == "lists no files" else content)
     with pytest.raises(DataError) as caught:

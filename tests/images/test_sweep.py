@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.images.sweep import PROCESSORS, cases, check
+from tests.images.sweep import PROCESSORS, Case, cases, check
 
 
 @pytest.mark.parametrize("processor", PROCESSORS, ids="/".join)
@@ -17,3 +17,18 @@ def test_a_program_gives_for_bytes_what_the_model_gives_for_their_floats(
     drawn = (each for each in cases(1) if each.processor == processor)
     found = {str(case): wrong for case in islice(drawn, 5) if (wrong := check(case, tmp_path))}
     assert not found
+
+
+FOUND = [
+    Case(("easynpu", "int8"), "bgr", "rgba", "nhwc", "none", 3, last=False),  # a selection took 7 bits of 8
+    Case(
+        ("bm1684", "int8"), "bgr", "nv21", "nhwc", "mtcnn", 0, last=False, before="Identity"
+    ),  # a matrix in 8 bits
+    Case(("nvdla-full", "int16"), "rgba", "bgra", "nhwc", "mtcnn", 1, last=False),  # int16 with given scales
+    Case(("nvdla-full", "int16"), "rgb", "rgb", "nhwc", "tf", 1, last=False),
+]
+
+
+@pytest.mark.parametrize("case", FOUND, ids=str)
+def test_what_the_sweep_found_stays_right(case: Case, tmp_path: Path) -> None:
+    assert check(case, tmp_path) is None

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+import npuc as api
 from npuc import program, running
 from npuc.ir import Array
 from npuc.reference import session
@@ -106,3 +107,14 @@ def test_float_weights_that_are_integers_of_nine_bits_stay_as_they_are(tmp_path:
     report = verify(model, tmp_path / "p", program.load(tmp_path / "p"), machine, samples, Tolerance(35, 0.999))
     assert report["bit_exact"]
     assert report["status"] == "ok"
+
+
+def test_weights_behind_a_given_scale_in_int16_have_16_bits() -> None:
+    """Before, weights that are multiples of one step stayed int8, and were packed as bytes."""
+    model = parse("g (float[1,3,4,4] x) => (float[1,3,4,4] y) { y = Conv(x, w) }")
+    taps = (np.eye(3) * 0.017)[..., None, None].astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(taps, "w"))
+    samples = np.random.default_rng(1).integers(-128, 128, (6, 1, 3, 4, 4)).astype(np.float32)
+    table = {"x": {"scale": 1 / 128, "precision": "int16"}}
+    made = api.compile(model, "nvdla-full", precision="int16", calibration={"x": samples}, scales_in=table)
+    assert made.report["proof"]["bit_exact"]

@@ -45,25 +45,38 @@ def test_every_row_of_table_33_is_as_the_document_has_it(shared: Path) -> None:
         assert found == (int(planes), int(channels), precision, int(offset)), form.name
 
 
-@pytest.mark.parametrize(
-    ("name", "planes", "pixel"),
-    [
-        ("T_R8", ["2a"], [0x2A]),
-        ("T_R10", ["ff fc"], [0xFCFF]),
-        ("T_R16_I", ["fe ff"], [0xFFFE]),
-        ("T_A8B8G8R8", ["01 02 03 04"], [1, 2, 3, 4]),
-        ("T_A8R8G8B8", ["03 02 01 04"], [1, 2, 3, 4]),
-        ("T_R8G8B8A8", ["04 03 02 01"], [1, 2, 3, 4]),
-        ("T_V8U8Y8A8", ["04 01 02 03"], [1, 2, 3, 4]),
-        ("T_A16B16G16R16", ["01 00 02 00 03 00 04 80"], [1, 2, 3, 0x8004]),
-        ("T_A2B10G10R10", ["01 08 30 c0"], [64, 128, 192, 3 << 14]),
-        ("T_R10G10B10A2", ["0f 20 40 00"], [64, 128, 192, 3 << 14]),
-        ("T_Y8___U8V8_N444", ["01", "03 02"], [1, 2, 3]),
-        ("T_Y8___V8U8_N444", ["01", "02 03"], [1, 2, 3]),
-        ("T_Y12___U12V12_N444", ["ff ff", "03 00 02 f0"], [0xFFFF, 0xF002, 3]),
-    ],
-)
-def test_a_pixel_worked_by_hand(name: str, planes: list[str], pixel: list[int]) -> None:
+BY_HAND = [
+    ("T_R8", ["2a"], [0x2A]),
+    *((name, ["ff fc"], [0xFCFF]) for name in ("T_R10", "T_R12", "T_R16")),
+    ("T_R16_I", ["fe ff"], [0xFFFE]),
+    ("T_R16_F", ["00 3c"], [1.0]),
+    *((name, ["01 02 03 04"], [1, 2, 3, 4]) for name in ("T_A8B8G8R8", "T_X8B8G8R8")),
+    *((name, ["03 02 01 04"], [1, 2, 3, 4]) for name in ("T_A8R8G8B8", "T_X8R8G8B8", "T_A8Y8U8V8")),
+    *((name, ["04 01 02 03"], [1, 2, 3, 4]) for name in ("T_B8G8R8A8", "T_B8G8R8X8", "T_V8U8Y8A8")),
+    *((name, ["04 03 02 01"], [1, 2, 3, 4]) for name in ("T_R8G8B8A8", "T_R8G8B8X8")),
+    *((f"T_{x}16B16G16R16", ["01 00 02 00 03 00 04 80"], [1, 2, 3, 0x8004]) for x in "AX"),
+    ("T_A16B16G16R16_F", ["00 3c 00 40 00 42 00 44"], [1.0, 2.0, 3.0, 4.0]),
+    ("T_A16Y16U16V16", ["03 00 02 00 01 00 04 80"], [1, 2, 3, 0x8004]),
+    ("T_V16U16Y16A16", ["04 80 01 00 02 00 03 00"], [1, 2, 3, 0x8004]),
+    ("T_A16Y16U16V16_F", ["00 42 00 40 00 3c 00 44"], [1.0, 2.0, 3.0, 4.0]),
+    ("T_A2B10G10R10", ["01 08 30 c0"], [64, 128, 192, 3 << 14]),
+    *((name, ["03 08 10 c0"], [64, 128, 192, 3 << 14]) for name in ("T_A2R10G10B10", "T_A2Y10U10V10")),
+    *((name, ["07 20 c0 00"], [64, 128, 192, 3 << 14]) for name in ("T_B10G10R10A2", "T_V10U10Y10A2")),
+    ("T_R10G10B10A2", ["0f 20 40 00"], [64, 128, 192, 3 << 14]),
+    ("T_Y8___U8V8_N444", ["01", "03 02"], [1, 2, 3]),
+    ("T_Y8___V8U8_N444", ["01", "02 03"], [1, 2, 3]),
+    *((f"T_Y{n}___U{n}V{n}_N444", ["ff ff", "03 00 02 f0"], [0xFFFF, 0xF002, 3]) for n in (10, 12, 16)),
+    *((f"T_Y{n}___V{n}U{n}_N444", ["ff ff", "02 f0 03 00"], [0xFFFF, 0xF002, 3]) for n in (10, 12, 16)),
+]
+"""A pixel of every format, as arithmetic.md has them: 16 bits are never masked, packed ones are left-aligned."""
+
+
+def test_every_format_has_a_pixel_by_hand() -> None:
+    assert sorted(name for name, *_ in BY_HAND) == sorted(NAMES)
+
+
+@pytest.mark.parametrize(("name", "planes", "pixel"), BY_HAND)
+def test_a_pixel_worked_by_hand(name: str, planes: list[str], pixel: list[float]) -> None:
     data = [np.frombuffer(bytes.fromhex(each), np.uint8).reshape(1, 1, -1) for each in planes]
     assert unpack(FORMATS[name], data).ravel().tolist() == pixel
 

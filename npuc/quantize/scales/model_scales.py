@@ -14,7 +14,7 @@ import numpy as np
 from npuc.errors import DataError
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
-from npuc.ops.attributes import DTYPE, SCALE, ZERO_POINT
+from npuc.ops.attributes import ACTIVATION, DTYPE, SCALE, SELECTS, ZERO_POINT
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.assignment import components
@@ -70,8 +70,8 @@ def given_steps(
     equal: pairs of tensors that always share them. The node that computes a tensor takes precedence over nodes
     that read it; among several, those count that reach as far as all (`covering`), and the others become
     conversions (a FakeQuantize between different scales). A reader's rounding applies only if every reader rounds
-    the tensor. A limit at 0 and a negation inherit from their input. table: by the model's names; raises DataError
-    (E406) where it contradicts itself or the model.
+    the tensor. A limit at 0, a negation and a selection inherit from their input. table: by the model's names;
+    raises DataError (E406) where it contradicts itself or the model.
     """
     pairs = list(equal)
     class_of, tied = components(tensors, pairs), frozenset(pairs)
@@ -187,7 +187,7 @@ def _moves(reader: Node, tensor: str, equal: Collection[tuple[str, str]]) -> boo
 
 def _handed_on(node: Node, steps: Steps | None) -> Steps | None:
     """The scale and zero point that make a node's result exact, given its input's: -1 - q is the negative of q."""
-    if steps is None or is_relu(node):
+    if steps is None or is_relu(node) or (node.op == "Conv" and SELECTS(node) and not ACTIVATION(node)):
         return steps
     return Steps(steps.scale, -1 - steps.zero if steps.zero else 0) if node.op == "Neg" else None
 

@@ -34,7 +34,7 @@ from npuc.targets.nvdla.formats.weights import KERNEL, WEIGHTS
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.program import lowering
-from npuc.targets.nvdla.program.frames import centre_frames, is_centre, offset_frames
+from npuc.targets.nvdla.program.frames import centre_frames, int16_steps, is_centre, offset_frames
 from npuc.targets.nvdla.quantisation import in_fp16, quantise, wide_tensors, widen_nodes
 from npuc.targets.nvdla.quantisation.rounding import Moments, moments
 from npuc.targets.nvdla.quantisation.sums import Multiplied
@@ -143,6 +143,9 @@ def network(
         frames, steps = centre_frames(graph, partial(_counts, graph, samples))
         if frames is not graph and _reads_raw(frames, steps, machine, options):
             return _network(frames, samples, machine, options, steps)
+    if options.precision == "int16":
+        graph = offset_frames(graph)
+        return _network(graph, samples, machine, options, int16_steps(graph))
     return _network(graph, samples, machine, options, {})
 
 

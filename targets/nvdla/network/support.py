@@ -286,10 +286,12 @@ def row_of(op: str, machine: Machine, precision: str) -> Support | None:
 def quantised_already(graph: Graph, precision: str) -> Problem | None:
     """Why a model that already rounds to int8 cannot be compiled in fp16 or int16; None for a float model.
 
-    Bytes of an input, such as a frame, are exact in fp16.
+    Bytes of an input, such as a frame, are exact in 16 bits; in int16 where only convolutions read them.
     """
     node = next((each for each in graph.nodes if each.op in (*CONVERSIONS, *BORDER)), None)
-    if node is None or (precision == "fp16" and only_of_inputs(graph)):
+    readers = {each for node in graph.nodes if node.op in BORDER for each in graph.readers[node.output]}
+    plain = precision == "fp16" or {each.op for each in readers} <= {"Conv"}
+    if node is None or (plain and only_of_inputs(graph)):
         return None
     reason, remedy = f"the model is quantised already; {precision} would not round here", "compile it in int8"
     return refuse(node, reason, tensor=node.inputs[0], remedy=remedy)

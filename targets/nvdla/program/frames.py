@@ -192,7 +192,7 @@ def _frame_steps(graph: Graph, name: str) -> tuple[float, int] | None:
 
 
 def offset_frames(graph: Graph) -> Graph:
-    """The graph for fp16, to which CDMA converts pixels less a whole number; the same object without frames.
+    """The graph for 16 bits, to which CDMA converts pixels less a whole number; the same object without frames.
 
     Convolutions take the scale of a frame. One that only normalises becomes dense: no other reads images.
     """
@@ -215,6 +215,14 @@ def offset_frames(graph: Graph) -> Graph:
             dense = replace(each, inputs=(node.output, name, *each.inputs[2:]))
             made[each.output] = dense.with_attrs(group=1)
     return rebuild(graph, [made.get(each.output, each) for each in graph.nodes], constants) if made else graph
+
+
+def int16_steps(graph: Graph) -> dict[str, Steps]:
+    """The steps of frames in int16, of which 128 are a pixel's: exact, and what CDMA multiplies by."""
+    found = {
+        node.output: _dequantised(graph, node.output) for node in graph.nodes if node.op == "DequantizeLinear"
+    }
+    return {name: Steps(each[0] / 128) for name, each in found.items() if each is not None}
 
 
 def _weights(graph: Graph, node: Node, source: str) -> Array | None:
@@ -281,7 +289,7 @@ def _raw(graph: Graph, name: str) -> RawFrame | None:
     return None
 
 
-LIMITS = {"int8": (-128, 127), "float32": (-2048, 2048)}
+LIMITS = {"int8": (-128, 127), "int16": (-(1 << 15), (1 << 15) - 1), "float32": (-2048, 2048)}
 """What CDMA gives, by the type on the host: fp16 holds these whole numbers exactly."""
 
 

@@ -80,7 +80,8 @@ class Integers(ElementwiseBuilder):
         x, w = conv.inputs[0], self.float.constants[conv.inputs[1]]
         steps = self.steps(x)
         single = GROUP(conv) == 1
-        sums = exact_sums(w, bias, steps.scale, steps.zero, unit, twice=single) if x in self.given else None
+        taken = x in self.given and self.element == "int8"  # kept weights are bytes
+        sums = exact_sums(w, bias, steps.scale, steps.zero, unit, twice=single) if taken else None
         fraction = 0 if form.x2 == IDLE else self.fraction
         if sums is None and conv.name in self.winograd:
             shift = self._bits_too_many(x)
