@@ -34,9 +34,9 @@ CEILINGS = {
     "npuc": 38_460,
     "passes": 6_290,
     "targets/bm1684": 10_250,
-    "targets/easynpu": 17_860,
+    "targets/easynpu": 17_870,
     "targets/nvdla": 20_930,
-    "tests": 65_600,
+    "tests": 65_625,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -44,13 +44,14 @@ from npuc.targets.easynpu.plan.placement import (
     Usage,
     cut,
     explicit,
+    pieces,
     placeable,
 )
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
-from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, pieces, without_data
+from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, without_data
 from npuc.targets.easynpu.program.residence import EmittedRun, WeightImage, arranged, resident
 
 
@@ -343,7 +344,7 @@ def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
         return _placed_whole(run, machine)
     except DoesNotFit as error:
         try:
-            return in_sections(run, cut(run.jobs, machine, extended=True), machine)
+            return in_sections(run, machine)
         except DoesNotFit:
             raise error from None
 
@@ -351,7 +352,7 @@ def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
 def _placed_whole(run: Run, machine: Machine) -> list[Placement]:
     """The run placed as a whole, then cut; maps stay in the DTCMs from segment to segment."""
     placement = explicit(run, machine)
-    placed = [piece for each in placement.jobs for piece in pieces(each, machine)]
+    placed = [piece for each in placement.jobs for piece in _in_pieces(each, machine)]
     segments = cut([each.job for each in placed], machine, extended=True)
     found: list[Placement] = []
     start = 0
@@ -362,6 +363,15 @@ def _placed_whole(run: Run, machine: Machine) -> list[Placement]:
         found.append(Placement(here, inputs, outputs, placement.usage))
         start += len(jobs)
     return found
+
+
+def _in_pieces(placed: PlacedJob, machine: Machine) -> Iterator[PlacedJob]:
+    """A placed job, or the parts that it is loaded in, with their places."""
+    sources = iter(placed.sources)
+    for job in pieces(placed.job, machine):
+        places = tuple(next(sources) for _ in job.sources)
+        ends = {} if not job.leaves else {"opb": None, "stored": None}
+        yield replace(placed, job=job, sources=places, **ends)
 
 
 def _segment(
