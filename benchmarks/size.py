@@ -34,9 +34,9 @@ CEILINGS = {
     "npuc": 38_460,
     "passes": 6_290,
     "targets/bm1684": 10_250,
-    "targets/easynpu": 17_870,
+    "targets/easynpu": 17_950,
     "targets/nvdla": 20_930,
-    "tests": 65_625,
+    "tests": 65_690,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

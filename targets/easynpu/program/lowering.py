@@ -174,8 +174,15 @@ class Lowered:
     """Tensors that are windows of others (apart)."""
 
 
-def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective: str = "time") -> Lowered:
-    """The program of an integer graph.
+def lower(
+    quantised: Quantised,
+    machine: Machine,
+    laid_out: frozenset[str] = frozenset(),
+    *,
+    documented: bool,
+    objective: str = "time",
+) -> Lowered:
+    """The program of an integer graph. laid_out: maps that the host makes of its tensors for the machine.
 
     documented: use only the document's words and implicit addresses; raises UnsupportedOperator (E204) for a graph
     that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
@@ -188,14 +195,17 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
         graph = with_maps_apart(graph, lambda name: whole(graph, name).words > held)
     graph, apart = (graph, frozenset[str]()) if documented else with_taps_apart(graph, machine)
     windows = places(graph, apart)
-    regions = regions_of(graph, machine, documented=documented, moved=apart)
+    regions = regions_of(graph, machine, documented=documented, moved=apart | laid_out)
     steps: list[HostStep | EmittedRun] = []
     streams = WeightImage()
     read: set[str] = set()
     considered: list[Mapping[str, StripPlan]] = []
     for region in regions:
         steps += constant_steps(graph, region.host, read)
-        steps += [_host_step(graph, node, regions, region) for node in region.host if node.output not in apart]
+        for node in region.host:
+            step = _host_step(graph, node, regions, region) if node.output not in apart else None
+            if step is not None:
+                steps.append(replace(step, conversion=True) if node.output in laid_out else step)
         if not region.array:
             continue
         best, found = computed(graph, region.array, machine, documented, objective)
