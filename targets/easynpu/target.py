@@ -89,7 +89,7 @@ class EasyNpu(Target):
         from npuc.conditions.host import expect_conversions
         from npuc.evidence import evidence, signature
         from npuc.quantize.improvement.search import as_json
-        from npuc.targets.easynpu.layers.rewrites import with_borders
+        from npuc.targets.easynpu.layers.rewrites import with_borders, with_rows_folded
         from npuc.targets.easynpu.network import quantising
         from npuc.targets.easynpu.program import lowering, report
 
@@ -101,8 +101,10 @@ class EasyNpu(Target):
         quantised = network.quantised
         options.begin("planning and writing words")
         proof = evidence(quantised)
-        quantised = replace(quantised, graph=with_borders(quantised.graph))
-        lowered = lowering.lower(quantised, machine, documented=documented, objective=options.flag(OBJECTIVE))
+        folded, laid_out = with_rows_folded(quantised.graph)
+        quantised = replace(quantised, graph=with_borders(folded))
+        objective = options.flag(OBJECTIVE)
+        lowered = lowering.lower(quantised, machine, laid_out, documented=documented, objective=objective)
         if options.strict:
             expect_conversions(lowered.steps)
         manifest, files = report.manifest(lowered, machine, documented=documented)

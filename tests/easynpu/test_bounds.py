@@ -146,7 +146,7 @@ def test_the_least_traffic_is_not_above_the_references(name: str, words: int, sh
 
 
 def test_objectives_trade_traffic_for_halo(shared: Path) -> None:
-    plans = {each["objective"]: each for each in report(shared, MOBILENET)["host_traffic"]["plans"]}
+    plans = {each["objective"]: each for each in report(shared, "ppocr_cls")["host_traffic"]["plans"]}
     assert plans["traffic"]["bytes"] < plans["time"]["bytes"]
     assert plans["traffic"]["halo_cycles"] > plans["time"]["halo_cycles"]
 

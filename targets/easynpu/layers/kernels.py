@@ -150,7 +150,7 @@ def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | Non
         channels = bands(whole.Ci, min(FIELD_CHANNELS, (most - BS_WORDS) // LANES * LANES))
     only_padding: KernelPart | None = None
     found = 0
-    for row_band, column_band, channel_band in product(rows, columns, channels):
+    for channel_band, row_band, column_band in product(channels, rows, columns):
         row, Ph, Hi = _shifted(row_band.start * (whole.Dh + 1), whole.Ph, whole.Hi)
         column, Pw, Wi = _shifted(column_band.start * (whole.Dw + 1), whole.Pw, whole.Wi)
         if Hi <= 0 or Wi <= 0:

@@ -16,7 +16,7 @@ import numpy as np
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
-from npuc.ops.attributes import AXIS, FUSED_INPUT, GROUP, PADDING, PADS
+from npuc.ops.attributes import AVERAGE, AXIS, BLOCKS, FUSED_INPUT, GROUP, PADDING, PADS
 from npuc.ops.products import macs
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.images import is_image
@@ -37,6 +37,77 @@ from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import LANES, groups
 from npuc.targets.easynpu.machine.rearrangement import Shape, word_for
 from npuc.text.escaping import Names
+
+
+def with_rows_folded(graph: Graph) -> tuple[Graph, frozenset[str]]:
+    """The integer graph in which the host lays out the kernel's rows as channels, and the maps that it makes.
+
+    Of a dense convolution with a stride over a map from the host, whose rows then fill lanes that would be empty:
+    (C, H, W) becomes (Hk C, Ho, W) with its padding, in fewer words. Exact: the same products.
+    """
+    nodes, made, constants, names = list[Node](), set[str](), dict(graph.constants), graph.names()
+
+    def step(op: str, inputs: Sequence[str], node: Node, **attrs: Attr) -> str:
+        name = names.new(f"{node.output}/rows")
+        made.add(name)
+        nodes.append(Node(op, tuple(inputs), (name,), attrs, name, node.sources))
+        return name
+
+    def border(shape: tuple[int, ...], node: Node) -> str:
+        constants[name := names.new(f"{node.output}/border")] = np.full(shape, PADDING(node), np.int8)
+        return name
+
+    for node in graph.nodes:
+        if not _folds(graph, node):
+            nodes.append(node)
+            continue
+        (_, channels, H, W), (outputs, _, high, wide) = (graph.shape(each) for each in node.inputs[:2])
+        window, (Ho, Wo) = window_of(node, (high, wide)), graph.shape(node.output)[2:]
+        (Sh, Sw), (top, left), dilation = window.strides, window.begins, window.dilations
+        columns = (Wo - 1) * Sw + window.reach[1]
+        held = min(W, columns - left)
+        rows: list[str] = []
+        for first in (tap * dilation[0] - top for tap in range(high)):
+            low, stop = max(-(first // Sh), 0), min((H - 1 - first) // Sh + 1, Ho)
+            start, end = first + low * Sh, first + (stop - 1) * Sh + 1
+            cut = {"axes": (2, 3), "starts": (start, 0), "ends": (end, held), "steps": (Sh, 1)}
+            parts = [border((1, channels, low, held), node)] if low else []
+            parts.append(step("Slice", node.inputs[:1], node, **cut))
+            parts += [border((1, channels, Ho - stop, held), node)] if stop < Ho else []
+            rows.append(step("Concat", parts, node, axis=2) if len(parts) > 1 else parts[0])
+        x = step("Concat", rows, node, axis=1)
+        beside = [left, columns - left - held]
+        ends = [border((1, len(rows) * channels, Ho, each), node) if each else "" for each in beside]
+        if any(ends):
+            x = step("Concat", [each for each in (ends[0], x, ends[1]) if each], node, axis=3)
+        w = graph.constants[node.inputs[1]].transpose(0, 2, 1, 3)
+        constants[weights := names.new(f"{node.inputs[1]}/rows")] = w.reshape(outputs, -1, 1, wide)
+        attrs: dict[str, Attr] = {key: each for key, each in node.attrs.items() if key != PADDING.name}
+        attrs |= {
+            "kernel_shape": (1, wide),
+            "strides": (1, Sw),
+            "dilations": (1, dilation[1]),
+            "pads": (0,) * 4,
+        }
+        nodes.append(replace(node, inputs=(x, weights, *node.inputs[2:]), attrs=attrs))
+    return (rebuild(graph, nodes, constants), frozenset(made)) if made else (graph, frozenset())
+
+
+def _folds(graph: Graph, node: Node) -> bool:
+    """Whether a convolution reads fewer words if the host lays out its kernel's rows as channels."""
+    x = graph.producers.get(node.inputs[0]) if node.inputs else None
+    dense = node.op == "IntConv" and GROUP(node) == BLOCKS(node) == 1 and not AVERAGE(node)
+    shapes = [graph.shape(each) for each in node.inputs[:2]]
+    images = all(len(each) == 4 for each in shapes)
+    if not dense or not images or len(node.inputs) > 4 or (x is not None and x.op != "QuantizeLinear"):
+        return False
+    (_, channels, H, W), (_, _, high, wide) = shapes
+    window, (Ho, Wo) = window_of(node, (high, wide)), graph.shape(node.output)[2:]
+    (Sh, Sw), (top, _), (dilation, _) = window.strides, window.begins, window.dilations
+    firsts = [tap * dilation - top for tap in range(high)]
+    met = all(first < H and first + (Ho - 1) * Sh >= 0 for first in firsts)
+    words = groups(high * channels) * Ho * ((Wo - 1) * Sw + window.reach[1])
+    return high > 1 and met and words < groups(channels) * H * W
 
 
 def with_borders(graph: Graph) -> Graph:

@@ -14,6 +14,7 @@ from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.host.allocation import Buffer, allocate, fits, lower_bound, peak
 from npuc.targets.easynpu.layers.jobs import Job, Stage
+from npuc.targets.easynpu.layers.tiling import is_single_tile
 from npuc.targets.easynpu.layers.views import MapView, Views
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import Layer
@@ -349,6 +350,48 @@ def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[J
         runs[-1].append(placed)
         stream, words = longer, words + more
     return runs
+
+
+def pieces(job: Job, machine: Machine) -> list[Job]:
+    """The job, or, if it exceeds the machine, its parts, which keep psums in between.
+
+    Each part is loaded before it runs. Raises DoesNotFit (E302) where the psums are not those of one tile, or a
+    single part exceeds the machine.
+    """
+    if _fits(job, machine) or not job.stages[0].keeps:
+        return [job]
+    layers = [stage.word for stage in job.stages if stage.source is not None and isinstance(stage.word, Layer)]
+    if not all(is_single_tile(each, machine) for each in layers):
+        node, positions = job.stages[0].node, machine.psum_entries * machine.pe_rows
+        raise DoesNotFit(
+            "E302",
+            f"its weights are loaded in turn, and no tile holds its {layers[0].Ho} x {layers[0].Wo} results",
+            node=node.name,
+            op=node.op.removeprefix("Int"),
+            limit=f"{positions} psums, {machine.ifmap_pad_entries} entries of an ifmap pad",
+            remedy=f"a machine with weight_words = {weight_words(job)} (--machine FILE)",
+        )
+    found: list[list[Stage]] = [[]]
+    for stage in job.stages:
+        trial = replace(job, stages=(*found[-1], stage), takes=len(found) > 1)
+        if found[-1] and found[-1][-1].keeps and not _fits(trial, machine):
+            found.append([])
+        found[-1].append(stage)
+    return [
+        replace(
+            job,
+            stages=tuple(stages),
+            takes=stages is not found[0],
+            leaves=stages is not found[-1],
+            operand=job.operand if stages is found[-1] else None,
+        )
+        for stages in found
+    ]
+
+
+def _fits(job: Job, machine: Machine) -> bool:
+    words = instruction_words(job, extended=True)
+    return weight_words(job) <= machine.weight_words and words <= machine.itcm_words
 
 
 def instruction_words(job: Job, *, extended: bool) -> int:

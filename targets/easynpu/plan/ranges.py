@@ -17,6 +17,7 @@ from npuc.errors import DoesNotFit
 from npuc.host.allocation import Buffer
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.convolutions import parts_in_turn
+from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS
 from npuc.targets.easynpu.layers.kernels import MOST_EXTENT, MOST_STEP
 from npuc.targets.easynpu.layers.nodes import (
     POINTWISE,
@@ -44,7 +45,7 @@ from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import Chains, Readings, TileRun, readings_of
 from npuc.targets.easynpu.plan.grids import AxisRanges, Grid, JobShare, Strip, cuts, together
-from npuc.targets.easynpu.plan.placement import Streams, around, cut, placeable, shared
+from npuc.targets.easynpu.plan.placement import Streams, around, placeable, shared
 from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
 
@@ -188,13 +189,14 @@ class Range:
 
     def _fits_in_sections(self, grid: Grid, tiles: Iterable[Mapping[str, MapWindow]]) -> bool:
         """Whether every tile can be placed in sections, by placing it; False if a smaller tile has failed."""
-        if any(grid.rows <= each.rows and grid.columns <= each.columns for each in self.too_large):
+        larger = (each for each in self.too_large if each.channels == grid.channels)
+        if any(grid.rows <= each.rows and grid.columns <= each.columns for each in larger):
             return False
         try:
             for windows in tiles:
                 wanted = {name: windows[name] for name in self.outputs}
                 run = run_of(self.graph, self.nodes, self.machine, wanted, documented=False)
-                in_sections(run, cut(run.jobs, self.machine, extended=True), self.machine)
+                in_sections(run, self.machine)
         except DoesNotFit:
             self.too_large.append(grid)
             return False
@@ -315,15 +317,24 @@ class Range:
         rows, columns: (counts, tensors), the largest extents for every number of tiles.
         """
         fitting = np.ones((len(rows), len(columns)), np.bool_)
-        followers = {producer: reader for reader, producer in self._fused()}
         for node in self.nodes:
-            chain: list[Node] = []
-            while (chain[-1] if chain else node) in followers:
-                chain.append(followers[chain[-1] if chain else node])
             at = self.tensors.index(node.output)
-            for part in self._in_turn(node, tuple(chain)):
+            for part in self._in_turn(node, self._behind(node)):
                 fitting &= legal_tiles(part, self.machine, rows[:, None, at], columns[None, :, at])
         return fitting
+
+    def _behind(self, node: Node) -> tuple[Node, ...]:
+        """The nodes fused behind a node, in order."""
+        followers = {producer: reader for reader, producer in self._fused()}
+        chain = [node]
+        while chain[-1] in followers:
+            chain.append(followers[chain[-1]])
+        return tuple(chain[1:])
+
+    def _share(self, node: Node) -> Array:
+        """The part of every tensor that is held at once: two sections of what a layer alone reads part by part."""
+        channels = {name: self.graph.shape(name)[1] for name in self.inputs if self.graph.readers[name] == (node,)}
+        return np.array([min(2 * FIELD_CHANNELS / channels.get(name, 1), 1) for name in self.tensors])
 
     def _fused(self) -> Iterator[tuple[Node, Node]]:
         """Pairs of a fused node and the node that it continues on."""
@@ -353,6 +364,7 @@ class Range:
         legal = tall[:, None] & wide & few & self._undivided(rows.largest, columns.largest)
         sums_up = [node for node in self.nodes if node.op == "IntConv" and not is_channelwise(self.graph, node)]
         sections = self.chains is None and len(sums_up) == 1
+        apart = sections and bool(self._in_turn(sums_up[0], self._behind(sums_up[0])))
         chunks = groups(map_shape(self.graph.shape(self.outputs[0]))[0])
         for parts, deepest, depth in zip(channels.counts, channels.largest, channels.total, strict=True):
             fitting = legal & _may_fit(largest * deepest, alive, capacities)
@@ -362,10 +374,11 @@ class Range:
             if self.chains is not None:  # at least; segments are known once a tile has been arranged
                 again = max(stream - parts * self.machine.weight_words, 0)
             traffic = (sums * depth)[..., inputs].sum(axis=-1) + self.stored + stream + again * (tiles - 1)
-            if sections and not resident and parts == 1:
-                short = legal & ~fitting & self._in_sections(largest * deepest, alive)
+            if sections and not resident and (parts == 1 or (apart and parts == chunks)):
+                share = self._share(sums_up[0]) if apart and parts == chunks else 1
+                short = legal & ~fitting & self._in_sections(largest * deepest * share, alive)
                 fitting = fitting | short
-                self.roomy |= {Grid(1, rows.counts[r], columns.counts[c]) for r, c in np.argwhere(short)}
+                self.roomy |= {Grid(parts, rows.counts[r], columns.counts[c]) for r, c in np.argwhere(short)}
             row, column = np.nonzero(fitting)
             grids = np.full(len(row), parts), np.take(rows.counts, row), np.take(columns.counts, column)
             found.append(np.stack([*grids, traffic[fitting], sums[fitting] @ cycles], axis=1))

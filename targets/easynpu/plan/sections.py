@@ -19,7 +19,17 @@ from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.memory import LANES, MapPlace, groups, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, Run, Usage, assign, replaceable_by
+from npuc.targets.easynpu.plan.placement import (
+    Crossing,
+    PlacedJob,
+    Placement,
+    Run,
+    Usage,
+    assign,
+    cut,
+    pieces,
+    replaceable_by,
+)
 
 
 @frozen
@@ -148,14 +158,15 @@ class _Sections:
         return list(found.values())
 
 
-def in_sections(run: Run, segments: Sequence[Sequence[Job]], machine: Machine) -> list[Placement]:
+def in_sections(run: Run, machine: Machine) -> list[Placement]:
     """The segments of a run, with their places, loads and stores.
 
     Raises DoesNotFit (E302) where the sections alive together exceed both memories.
     """
+    segments = cut([piece for job in run.jobs for piece in pieces(job, machine)], machine, extended=True)
     sections = _Sections(run, segments)
-    if any(job.kept is not None or job.takes or job.leaves for job in sections.jobs):
-        raise DoesNotFit("E302", "copies and kept psums are not placed in sections")
+    if any(job.kept is not None for job in sections.jobs):
+        raise DoesNotFit("E302", "copies are not placed in sections")
     operands = {
         _name(sections.holder(sections.of(job.operand))) for job in sections.jobs if job.operand is not None
     }

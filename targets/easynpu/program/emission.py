@@ -16,7 +16,7 @@ from npuc.errors import DoesNotFit, EncodingError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.layers.jobs import Job, Stage
-from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, is_single_tile, with_tile
+from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, with_tile
 from npuc.targets.easynpu.machine.isa import (
     EXTENSIONS,
     FUSED,
@@ -32,7 +32,7 @@ from npuc.targets.easynpu.machine.memory import MapPlace, feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
 from npuc.targets.easynpu.machine.timing import Followers, PortUse, parameter_words, port_use
-from npuc.targets.easynpu.plan.placement import PlacedJob, instruction_words, is_controlled, weight_words
+from npuc.targets.easynpu.plan.placement import PlacedJob, instruction_words, is_controlled
 
 
 @frozen
@@ -55,56 +55,6 @@ def without_data(emitted: EmittedJob) -> EmittedJob:
 
 def _emptied(block: Array) -> Array:
     return np.empty((len(block), 0), block.dtype)
-
-
-def pieces(placed: PlacedJob, machine: Machine) -> list[PlacedJob]:
-    """The job, or, if it exceeds the machine, its parts, which keep psums in between.
-
-    Each part is loaded before it runs. Raises DoesNotFit (E302) where the psums are not those of one tile, or a
-    single part exceeds the machine.
-    """
-    job = placed.job
-    if _fits(job, machine) or not job.stages[0].keeps:
-        return [placed]
-    layers = [stage.word for stage in job.stages if stage.source is not None and isinstance(stage.word, Layer)]
-    if not all(is_single_tile(each, machine) for each in layers):
-        node, positions = job.stages[0].node, machine.psum_entries * machine.pe_rows
-        raise DoesNotFit(
-            "E302",
-            f"its weights are loaded in turn, and no tile holds its {layers[0].Ho} x {layers[0].Wo} results",
-            node=node.name,
-            op=node.op.removeprefix("Int"),
-            limit=f"{positions} psums, {machine.ifmap_pad_entries} entries of an ifmap pad",
-            remedy=f"a machine with weight_words = {weight_words(job)} (--machine FILE)",
-        )
-    found: list[list[Stage]] = [[]]
-    for stage in job.stages:
-        trial = replace(job, stages=(*found[-1], stage), takes=len(found) > 1)
-        if found[-1] and found[-1][-1].keeps and not _fits(trial, machine):
-            found.append([])
-        found[-1].append(stage)
-    sources = iter(placed.sources)
-    return [
-        replace(
-            placed,
-            job=replace(
-                job,
-                stages=tuple(stages),
-                takes=stages is not found[0],
-                leaves=stages is not found[-1],
-                operand=job.operand if stages is found[-1] else None,
-            ),
-            sources=tuple(next(sources) for stage in stages if stage.source is not None),
-            opb=placed.opb if stages is found[-1] else None,
-            stored=placed.stored if stages is found[-1] else None,
-        )
-        for stages in found
-    ]
-
-
-def _fits(job: Job, machine: Machine) -> bool:
-    words = instruction_words(job, extended=True)
-    return weight_words(job) <= machine.weight_words and words <= machine.itcm_words
 
 
 def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:

@@ -44,13 +44,14 @@ from npuc.targets.easynpu.plan.placement import (
     Usage,
     cut,
     explicit,
+    pieces,
     placeable,
 )
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
-from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, pieces, without_data
+from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, without_data
 from npuc.targets.easynpu.program.residence import EmittedRun, WeightImage, arranged, resident
 
 
@@ -173,8 +174,15 @@ class Lowered:
     """Tensors that are windows of others (apart)."""
 
 
-def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective: str = "time") -> Lowered:
-    """The program of an integer graph.
+def lower(
+    quantised: Quantised,
+    machine: Machine,
+    laid_out: frozenset[str] = frozenset(),
+    *,
+    documented: bool,
+    objective: str = "time",
+) -> Lowered:
+    """The program of an integer graph. laid_out: maps that the host makes of its tensors for the machine.
 
     documented: use only the document's words and implicit addresses; raises UnsupportedOperator (E204) for a graph
     that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
@@ -187,14 +195,17 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
         graph = with_maps_apart(graph, lambda name: whole(graph, name).words > held)
     graph, apart = (graph, frozenset[str]()) if documented else with_taps_apart(graph, machine)
     windows = places(graph, apart)
-    regions = regions_of(graph, machine, documented=documented, moved=apart)
+    regions = regions_of(graph, machine, documented=documented, moved=apart | laid_out)
     steps: list[HostStep | EmittedRun] = []
     streams = WeightImage()
     read: set[str] = set()
     considered: list[Mapping[str, StripPlan]] = []
     for region in regions:
         steps += constant_steps(graph, region.host, read)
-        steps += [_host_step(graph, node, regions, region) for node in region.host if node.output not in apart]
+        for node in region.host:
+            step = _host_step(graph, node, regions, region) if node.output not in apart else None
+            if step is not None:
+                steps.append(replace(step, conversion=True) if node.output in laid_out else step)
         if not region.array:
             continue
         best, found = computed(graph, region.array, machine, documented, objective)
@@ -343,7 +354,7 @@ def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
         return _placed_whole(run, machine)
     except DoesNotFit as error:
         try:
-            return in_sections(run, cut(run.jobs, machine, extended=True), machine)
+            return in_sections(run, machine)
         except DoesNotFit:
             raise error from None
 
@@ -351,7 +362,7 @@ def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
 def _placed_whole(run: Run, machine: Machine) -> list[Placement]:
     """The run placed as a whole, then cut; maps stay in the DTCMs from segment to segment."""
     placement = explicit(run, machine)
-    placed = [piece for each in placement.jobs for piece in pieces(each, machine)]
+    placed = [piece for each in placement.jobs for piece in _in_pieces(each, machine)]
     segments = cut([each.job for each in placed], machine, extended=True)
     found: list[Placement] = []
     start = 0
@@ -362,6 +373,15 @@ def _placed_whole(run: Run, machine: Machine) -> list[Placement]:
         found.append(Placement(here, inputs, outputs, placement.usage))
         start += len(jobs)
     return found
+
+
+def _in_pieces(placed: PlacedJob, machine: Machine) -> Iterator[PlacedJob]:
+    """A placed job, or the parts that it is loaded in, with their places."""
+    sources = iter(placed.sources)
+    for job in pieces(placed.job, machine):
+        places = tuple(next(sources) for _ in job.sources)
+        ends = {} if not job.leaves else {"opb": None, "stored": None}
+        yield replace(placed, job=job, sources=places, **ends)
 
 
 def _segment(

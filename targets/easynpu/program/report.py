@@ -8,7 +8,7 @@ count. The division between array and host is that of the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from math import prod
@@ -328,7 +328,17 @@ def _borders(graph: Graph, loaded: set[str], stored: set[str]) -> set[str]:
         elif name not in known and name in graph.producers:
             waiting += graph.producers[name].inputs
         known.add(name)
-    return (loaded - behind) | leaving
+    return set(_origins(graph, loaded - behind)) | leaving
+
+
+def _origins(graph: Graph, names: Iterable[str]) -> Iterator[str]:
+    """The tensors that the host joins and cuts to maps that enter the array."""
+    for name in names:
+        producer = graph.producers.get(name)
+        if producer is not None and producer.op in ("Concat", "Slice"):
+            yield from _origins(graph, (each for each in producer.inputs if each not in graph.constants))
+        else:
+            yield name
 
 
 def host_traffic(lowered: Lowered, machine: Machine) -> dict[str, Any]:

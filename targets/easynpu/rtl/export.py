@@ -172,9 +172,10 @@ class Recorder(Simulator):
                 self._place(image.memory, image.address, image.data(self.files, self.machine))
         for move in segment.loads:
             self._note_map("write", move.map, pack_feature(move.whole(tensors)[move.window])[0])
-        control = np.frombuffer(segment.count.to_bytes(WORD_BYTES, "little"), np.int8)[None]
-        self._note("write", "registers", [port.CONTROL], control)
-        self.lines.append(f"run {CYCLES_MOST}")
+        if segment.count:
+            control = np.frombuffer(segment.count.to_bytes(WORD_BYTES, "little"), np.int8)[None]
+            self._note("write", "registers", [port.CONTROL], control)
+            self.lines.append(f"run {CYCLES_MOST}")
         super().run(segment, state, tensors, observe)
         for move in segment.stores:
             memory = {"fmap": state.fmap, "skip": state.skip}[move.place.memory]

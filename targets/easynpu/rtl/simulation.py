@@ -200,6 +200,8 @@ class Simulation:
     ) -> None:
         """Runs the chains; if results are observed, with a pause after every chain."""
         board, port = state.board, state.board.port
+        if not count:  # an initialisation
+            return
         board.forget()
         board.set_register(port.CONTROL, count | ((observe is not None) << port.PAUSE))
         for number, (chain, low) in enumerate(program if observe is not None else program[:1]):

@@ -1,0 +1,68 @@
+"""Kernel rows that the host lays out as channels: the same results, in fewer words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from npuc.interpreter import run
+from npuc.ir import Attr, Graph
+from npuc.ops import build
+from npuc.target import Options, Request, target
+from npuc.targets.easynpu.layers.rewrites import with_rows_folded
+from tests.compiled import verified
+from tests.easynpu_rewrites.nets import Net
+from tests.passes.networks import network, node
+
+RANDOM = np.random.default_rng(4)
+
+
+def strided(kernel: tuple[int, int], extents: tuple[int, int], channels: int = 3, **attrs: Attr) -> Graph:
+    """An integer graph of one convolution of an input, with -128 around it."""
+    constants = {
+        "w": RANDOM.integers(-127, 128, (5, channels, *kernel)).astype(np.int8),
+        "b": RANDOM.integers(-900, 900, 5).astype(np.int32),
+        "s": np.full(5, 9, np.int8),
+    }
+    x = network((1, channels, *extents), "y", node("Relu", "x", "y")).tensors["x"]
+    conv = node("IntConv", "x w b s", "y", padding=-128, **attrs)
+    return build("test", [conv], {"x": type(x)(x.shape, "int8")}, ["y"], constants)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "extents", "attrs", "folds"),
+    [
+        ((3, 3), (12, 10), {"strides": (2, 2), "pads": (0, 0, 1, 1)}, True),
+        ((3, 3), (11, 10), {"strides": (2, 1), "pads": (1, 1, 1, 1)}, True),
+        ((5, 2), (17, 9), {"strides": (3, 2), "pads": (4, 2, 3, 0)}, True),
+        ((3, 3), (16, 12), {"strides": (2, 2), "pads": (2, 2, 2, 2), "dilations": (2, 2)}, True),
+        ((3, 3), (12, 10), {"strides": (1, 2), "pads": (1, 1, 1, 1)}, False),
+        ((6, 3), (12, 10), {"strides": (2, 2), "pads": (3, 0, 3, 0)}, False),
+        ((1, 3), (12, 10), {"strides": (2, 2)}, False),
+    ],
+    ids=["behind", "around", "uneven", "dilated", "no stride", "18 channels", "no rows"],
+)
+def test_the_host_lays_out_rows_where_that_takes_fewer_words(
+    kernel: tuple[int, int], extents: tuple[int, int], attrs: dict[str, Attr], folds: bool
+) -> None:
+    graph = strided(kernel, extents, **attrs)
+    found, made = with_rows_folded(graph)
+    assert bool(made) is folds
+    x = {"x": RANDOM.integers(-128, 128, graph.shape("x")).astype(np.int8)}
+    np.testing.assert_array_equal(run(found, x)["y"], run(graph, x)["y"])
+
+
+@pytest.mark.parametrize("isa", ["extended", "documented"])
+def test_a_program_loads_half_the_words_without_a_computing_step_of_the_host(isa: str, tmp_path: Path) -> None:
+    """24 x 24 pixels of 3 channels: 12 rows of 25 words, and 144 results."""
+    text = "a = Conv <strides = [2, 2], pads = [1, 1, 0, 0]> (x, w) y = Relu (a)"
+    onnx.save(Net((1, 3, 24, 24), (1, 8, 12, 12), text, {"w": (8, 3, 3, 3)}).model(), tmp_path / "m.onnx")
+    asked = Options(level="0", strict=True, flags={"isa": isa})
+    found, report = verified(Request(tmp_path / "m.onnx", target("easynpu"), asked), tmp_path)
+    assert report["bit_exact"] is True
+    assert found.manifest["report"]["host_steps"] == []
+    assert found.manifest["report"]["host_traffic"]["map_bytes"] == 16 * (12 * 25 + 144)
+    assert found.manifest["report"]["host_traffic"]["least_bytes"] <= 3 * 24 * 24 + 8 * 144
