@@ -220,7 +220,7 @@ def offset_frames(graph: Graph) -> Graph:
 def int16_steps(graph: Graph) -> dict[str, Steps]:
     """The steps of frames in int16, of which 128 are a pixel's: exact, and what CDMA multiplies by."""
     found = {
-        node.output: _dequantised(graph, node.output) for node in graph.nodes if node.op == "DequantizeLinear"
+        node.output: _frame_steps(graph, node.output) for node in graph.nodes if node.op == "DequantizeLinear"
     }
     return {name: Steps(each[0] / 128) for name, each in found.items() if each is not None}
 
