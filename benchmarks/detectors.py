@@ -1,8 +1,10 @@
 """Detectors: accuracy of boxes and of rarely large scores in integers, compared with onnxruntime's quantisation.
 
-    python benchmarks/detectors.py [--target T ..] [--level 0|1|2] [--bias 4 ..] [--seed N ..] [--mixed]
+    python benchmarks/detectors.py [--model M ..] [--target T ..] [--level 0|1|2] [--seed N ..] [--mixed]
 
-The detector is npuc.models.detector; 64 images for calibration, 200 for the test. The host computes the Sigmoid.
+The detectors are fitted to synthetic scenes: npuc.models.detector with three biases of its scores, whose Sigmoid
+the host computes, and the YOLOv8-like and SSD-like ones of npuc.models.fitted. 64 images for calibration, 200 for
+the test.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from accuracy import by_onnxruntime
 
 from npuc import api
 from npuc.ir import Array
-from npuc.models import detector
-from npuc.models.detector import SIZE, Scenes, scenes
+from npuc.models import detector, fitted
+from npuc.models.detector import CLASSES, SURE, Scenes
 from npuc.reference import session
 from npuc.registry import TARGETS
 from npuc.samples import loading as data
@@ -36,10 +38,48 @@ from npuc.verification.metrics import Difference
 
 CALIBRATION, TEST = 64, 200
 MEASURED = ("easynpu", "nvdla-small", "nvdla-full", "bm1684")
-FLAT = detector.CELLS**2
-METRIC = Detections(
-    Decoding("columns", "y", "y", 4 + detector.CLASSES, FLAT, "centre", detector.SURE), (SIZE, SIZE)
-)
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """A fitted detector, its scenes, and its outputs as boxes and scores.
+
+    decode: (samples, 4, N) centres and sizes in pixels, (samples, classes, N).
+    """
+
+    build: Callable[[int], onnx.ModelProto]
+    scenes: Callable[[int, tuple[int, int]], Scenes]
+    size: int
+    decode: Callable[[list[Array]], tuple[Array, Array]]
+
+
+def _from_cells(outputs: list[Array]) -> tuple[Array, Array]:
+    x, y = np.tile(detector.CENTRES, detector.CELLS), np.repeat(detector.CENTRES, detector.CELLS)
+    found = outputs[0].reshape(len(outputs[0]), -1, detector.CELLS**2)
+    left, top, right, bottom = np.moveaxis(found[:, :4], 1, 0) * detector.STRIDE
+    places = [x + (right - left) / 2, y + (bottom - top) / 2, left + right, top + bottom]
+    return np.stack(places, axis=1), found[:, 4:]
+
+
+def _from_columns(outputs: list[Array]) -> tuple[Array, Array]:
+    found = outputs[0].reshape(len(outputs[0]), 4 + CLASSES, -1)
+    return found[:, :4], found[:, 4:]
+
+
+def _from_pair(outputs: list[Array]) -> tuple[Array, Array]:
+    scores, corners = (np.moveaxis(each.reshape(len(each), -1, each.shape[-1]), 2, 1) for each in outputs)
+    low, high = np.split(corners * fitted.SIZE, 2, axis=1)
+    return np.concatenate([(low + high) / 2, high - low], axis=1), scores[:, 1:]
+
+
+YARDSTICKS = {
+    **{
+        f"cells {bias}": Yardstick(partial(detector.detector, -bias), detector.scenes, detector.SIZE, _from_cells)
+        for bias in (4.0, 6.0, 9.0)
+    },
+    "yolo": Yardstick(fitted.yolo, fitted.images, fitted.SIZE, _from_columns),
+    "ssd": Yardstick(fitted.ssd, fitted.images, fitted.SIZE, _from_pair),
+}
 
 
 @dataclass(frozen=True)
@@ -51,8 +91,8 @@ class Row:
     fp32's.
     """
 
+    detector: str
     computation: str
-    bias: float
     seed: int
     map50: float
     boxes_db: float
@@ -64,51 +104,60 @@ class Row:
     cpu_seconds: float
 
 
-def rows(folder: Path, bias: float, seed: int, targets: tuple[str, ...], options: Options) -> Iterator[Row]:
+def rows(folder: Path, name: str, seed: int, targets: tuple[str, ...], options: Options) -> Iterator[Row]:
     """The results of fp32, of onnxruntime's int8 and of each target's."""
-    model, calibration = folder / "m.onnx", folder / "calibration.npz"
-    onnx.save(detector.detector(bias, seed), model)
-    data.save(calibration, {"input": scenes(CALIBRATION, (seed, 1)).pixels[:, None]})
-    test = scenes(TEST, (seed, 2))
-    exact = _outputs(model.read_bytes(), test.pixels)
-    made: dict[str, Callable[[], Callable[[Array], Array]]] = {FP32: lambda: partial(_outputs, model.read_bytes())}
+    model, calibration, yardstick = folder / "m.onnx", folder / "calibration.npz", YARDSTICKS[name]
+    onnx.save(yardstick.build(seed), model)
+    data.save(calibration, {"input": yardstick.scenes(CALIBRATION, (seed, 1)).pixels[:, None]})
+    test = yardstick.scenes(TEST, (seed, 2))
+    exact = yardstick.decode(_outputs(model.read_bytes(), test.pixels))
+    made: dict[str, Callable[[], Callable[[Array], list[Array]]]] = {
+        FP32: lambda: partial(_outputs, model.read_bytes())
+    }
     made["onnxruntime"] = lambda: partial(_outputs, by_onnxruntime(model, calibration, "MinMax"))
-    made |= {name: lambda name=name: _compile(name, model, calibration, options) for name in targets}
-    for name, make in made.items():
+    made |= {each: lambda each=each: _compile(each, model, calibration, options) for each in targets}
+    for each, make in made.items():
         started = process_time()
         run = make()
         seconds = process_time() - started
-        yield _row(name, bias, seed, test, exact, run(test.pixels), seconds)
+        yield _row((name, each, seed), yardstick, test, exact, yardstick.decode(run(test.pixels)), seconds)
 
 
-def _compile(name: str, model: Path, calibration: Path, options: Options) -> Callable[[Array], Array]:
+def _compile(name: str, model: Path, calibration: Path, options: Options) -> Callable[[Array], list[Array]]:
     """A target's program."""
     program = api.compile(model, name, calibration=calibration, options=options)
-
-    def run(pixels: Array) -> Array:
-        (found,) = program.run({"input": pixels[:, None]}).values()
-        return found.reshape(len(pixels), -1, FLAT)
-
-    return run
+    return lambda pixels: list(program.run({"input": pixels[:, None]}).values())
 
 
-def _outputs(model: bytes, samples: Array) -> Array:
-    """(samples, 4 + CLASSES, cells), under onnxruntime."""
+def _outputs(model: bytes, samples: Array) -> list[Array]:
+    """The outputs under onnxruntime, each with a sample axis."""
     run = session(model)
-    return np.stack([run.run(None, {"input": each[None]})[0].reshape(-1, FLAT) for each in samples])
+    found = [run.run(None, {"input": each[None]}) for each in samples]
+    return [np.concatenate(column) for column in zip(*found, strict=True)]
 
 
-def _row(name: str, bias: float, seed: int, test: Scenes, exact: Array, found: Array, seconds: float) -> Row:
+def _row(
+    what: tuple[str, str, int],
+    yardstick: Yardstick,
+    test: Scenes,
+    exact: tuple[Array, Array],
+    found: tuple[Array, Array],
+    seconds: float,
+) -> Row:
     boxes, scores = Difference(), Difference()
-    boxes.add(exact[:, :4], found[:, :4])
-    scores.add(exact[:, 4:], found[:, 4:])
-    true, seen = exact[:, 4:] >= detector.SURE, found[:, 4:] >= detector.SURE
+    boxes.add(exact[0], found[0])
+    scores.add(exact[1], found[1])
+    true, seen = exact[1] >= SURE, found[1] >= SURE
     both = int((true & seen).sum())
-    report = METRIC.report({FP32: _decode(exact), "int8": _decode(found)}, _labels(test))["int8"]
+    decoding = Decoding("columns", "y", "y", 4 + CLASSES, exact[0].shape[2], "centre", SURE)
+    metric = Detections(decoding, (yardstick.size, yardstick.size))
+    digests = {
+        name: [metric.digest({"y": each[None]}, {}, None) for each in np.concatenate(values, axis=1)]
+        for name, values in {FP32: exact, "int8": found}.items()
+    }
+    report = metric.report(digests, _labels(test))["int8"]
     return Row(
-        name,
-        bias,
-        seed,
+        *what,
         report["map50"],
         boxes.sqnr_db or np.inf,
         scores.sqnr_db or np.inf,
@@ -120,15 +169,6 @@ def _row(name: str, bias: float, seed: int, test: Scenes, exact: Array, found: A
     )
 
 
-def _decode(outputs: Array) -> list[Any]:
-    """The detections of every sample: boxes from centre x, y and size."""
-    x, y = np.tile(detector.CENTRES, detector.CELLS), np.repeat(detector.CENTRES, detector.CELLS)
-    left, top, right, bottom = np.moveaxis(outputs[:, :4], 1, 0) * detector.STRIDE
-    places = [x + (right - left) / 2, y + (bottom - top) / 2, left + right, top + bottom]
-    columns = np.concatenate([np.stack(places, axis=1), outputs[:, 4:]], axis=1)
-    return [METRIC.digest({"y": each[None]}, {}, None) for each in columns]
-
-
 def _labels(test: Scenes) -> Array:
     """(samples, boxes, 5), filled up with class -1."""
     most = max(map(len, test.boxes))
@@ -138,14 +178,14 @@ def _labels(test: Scenes) -> Array:
 @click.command()
 @click.option("--target", "targets", multiple=True, type=click.Choice(tuple(TARGETS)), default=MEASURED)
 @click.option("--level", type=click.Choice(("0", "1", "2")), default="1", show_default=True)
-@click.option("--bias", "biases", multiple=True, type=float, default=(4, 6, 9), help="Below 0.")
+@click.option("--model", "models", multiple=True, type=click.Choice(tuple(YARDSTICKS)), default=tuple(YARDSTICKS))
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0, 1))
 @click.option("--mixed", is_flag=True, help="Let npuc move layers to the host.")
 @click.option("--json", "in_json", is_flag=True)
 def main(
     targets: tuple[str, ...],
     level: str,
-    biases: tuple[float, ...],
+    models: tuple[str, ...],
     seeds: tuple[int, ...],
     mixed: bool,
     in_json: bool,
@@ -154,15 +194,15 @@ def main(
     options = Options(level=level, precision="int8", mixed=mixed)
     found: list[Row] = []
     for seed in seeds:
-        for bias in biases:
+        for name in models:
             with tempfile.TemporaryDirectory() as folder:
-                found += rows(Path(folder), -bias, seed, targets, options)
+                found += rows(Path(folder), name, seed, targets, options)
     if in_json:
         click.echo(as_json([asdict(row) for row in found]))
         return
     header = (
+        "detector",
         "computation",
-        "bias",
         "seed",
         "mAP",
         "boxes dB",

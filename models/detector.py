@@ -35,33 +35,31 @@ SIDES, CONTRASTS = (10, 29), (0.3, 0.9)
 MOST_THINGS, ATTEMPTS, GAP = 4, 40, 3
 NOISE = 0.04
 
-ROWS, COLUMNS = np.mgrid[:SIZE, :SIZE]
-
 
 @dataclass(frozen=True)
 class Scenes:
-    """pixels: (images, 3, SIZE, SIZE) float32, about -1 to 1; boxes: (objects, 5) for each image."""
+    """pixels: (images, 3, size, size) float32, about -1 to 1; boxes: (objects, 5) for each image."""
 
     pixels: Array
     boxes: tuple[Array, ...]
 
 
-def scenes(count: int, seed: Sequence[int]) -> Scenes:
-    """Images drawn from a seed."""
+def scenes(count: int, seed: Sequence[int], size: int = SIZE, sides: tuple[int, int] = SIDES) -> Scenes:
+    """Images drawn from a seed. sides: the least side of a thing, and one more than the largest."""
     random = np.random.default_rng(seed)
-    found = [_scene(random) for _ in range(count)]
+    found = [_scene(random, size, sides) for _ in range(count)]
     return Scenes(np.stack([image for image, _ in found]).astype(np.float32), tuple(boxes for _, boxes in found))
 
 
-def _scene(random: np.random.Generator) -> tuple[Array, Array]:
+def _scene(random: np.random.Generator, size: int, sides: tuple[int, int]) -> tuple[Array, Array]:
     """One image and its boxes."""
     colour = random.uniform(-0.3, 0.3) + random.normal(0, 0.05, (3, 1, 1))
-    image = colour + sum(_grating(random) for _ in range(3))
+    image = colour + sum(_grating(random, size) for _ in range(3))
     things: list[tuple[int, ...]] = []
     wanted = random.integers(1, MOST_THINGS + 1)
     for _ in range(ATTEMPTS):
         if len(things) < wanted:
-            kind, box, mask = _thing(random)
+            kind, box, mask = _thing(random, size, sides)
             if all(_has_gap(box, other[1:]) for other in things):
                 hue = HUES[kind] * random.uniform(*CONTRASTS) * (random.choice((-1, 1)) if kind == CLASSES else 1)
                 image = np.where(mask, (image + colour) / 2 + hue[:, None, None], image)
@@ -70,21 +68,25 @@ def _scene(random: np.random.Generator) -> tuple[Array, Array]:
     return image + random.normal(0, NOISE, image.shape), np.array(objects, np.float64).reshape(-1, 5)
 
 
-def _grating(random: np.random.Generator) -> Array:
-    """A grey wave over the whole image with a little colour, (3, SIZE, SIZE)."""
+def _grating(random: np.random.Generator, size: int) -> Array:
+    """A grey wave over the whole image with a little colour, (3, size, size)."""
+    rows, columns = np.mgrid[:size, :size]
     across, down = random.normal(0, 0.3, 2)
     height = random.normal(0, 0.12) + random.normal(0, 0.02, (3, 1, 1))
-    return height * np.sin(across * COLUMNS + down * ROWS + random.uniform(0, 2 * np.pi))
+    return height * np.sin(across * columns + down * rows + random.uniform(0, 2 * np.pi))
 
 
-def _thing(random: np.random.Generator) -> tuple[int, tuple[int, int, int, int], Array]:
+def _thing(
+    random: np.random.Generator, size: int, sides: tuple[int, int]
+) -> tuple[int, tuple[int, int, int, int], Array]:
     """The kind, box and pixels of a disc or a block somewhere in the image."""
+    rows, columns = np.mgrid[:size, :size]
     kind = int(random.integers(KINDS))
-    width, height = (int(each) for each in random.integers(*SIDES, 2))
+    width, height = (int(each) for each in random.integers(*sides, 2))
     disc = random.random() < 0.5 if kind == CLASSES else kind == 0
     height = width if disc else height
-    x, y = int(random.integers(SIZE - width + 1)), int(random.integers(SIZE - height + 1))
-    across, down = ((COLUMNS - x + 0.5) / width - 0.5, (ROWS - y + 0.5) / height - 0.5)
+    x, y = int(random.integers(size - width + 1)), int(random.integers(size - height + 1))
+    across, down = ((columns - x + 0.5) / width - 0.5, (rows - y + 0.5) / height - 0.5)
     inside = np.hypot(across, down) < 0.5 if disc else np.maximum(np.abs(across), np.abs(down)) < 0.5
     return kind, (x, y, x + width, y + height), inside
 
@@ -184,8 +186,8 @@ def body(seed: int) -> tuple[tuple[ConvWeights, ...], Array, Truth]:
         drawn = ConvWeights(w.astype(np.float32), np.zeros(Co, np.float32), stride=2)
         layers.append(drawn.normalise(x, random))
         x = np.maximum(layers[-1](x), 0)
-    truth = Truth.of(seen)
-    layers.append(_neck(x, truth, random).normalise(x, random))
+    truth = Truth.of(seen.boxes)
+    layers.append(fit_neck(x, truth, random).normalise(x, random))
     return tuple(layers), np.maximum(layers[-1](x), 0), truth
 
 
@@ -213,9 +215,10 @@ class Truth:
     clear: Array
 
     @classmethod
-    def of(cls, seen: Scenes) -> Truth:
-        """From the boxes of images."""
-        return cls(*(np.concatenate(column) for column in zip(*map(_cells, seen.boxes), strict=True)))
+    def of(cls, boxes: Sequence[Array], cells: int = CELLS, stride: int = STRIDE) -> Truth:
+        """From the boxes of images, for a grid of cells x cells, stride pixels apart."""
+        found = [_cells(each, cells, stride) for each in boxes]
+        return cls(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     @property
     def positive(self) -> Array:
@@ -228,11 +231,11 @@ class Truth:
         return self.clear | self.positive
 
 
-def _neck(x: Array, truth: Truth, random: np.random.Generator) -> ConvWeights:
+def fit_neck(x: Array, truth: Truth, random: np.random.Generator) -> ConvWeights:
     """A 3x3 convolution: THRESHOLDS of its channels approximate each output of the heads, the rest are random."""
-    flat, _, deviation = _standard(_taps(x, 3))
-    objects = _ridge(flat[truth.known], truth.objects[truth.known])[0]
-    distances = _ridge(flat[truth.positive], truth.distances[truth.positive])[0]
+    flat, _, deviation = standardise(taps_of(x, 3))
+    objects = fit_ridge(flat[truth.known], truth.objects[truth.known])[0]
+    distances = fit_ridge(flat[truth.positive], truth.distances[truth.positive])[0]
     w = np.concatenate([distances, objects]) / deviation
     w = np.repeat(w.reshape(-1, x.shape[1], 3, 3), THRESHOLDS, axis=0)
     rest = random.standard_normal((NECK - len(w), *w.shape[1:]))
@@ -241,59 +244,60 @@ def _neck(x: Array, truth: Truth, random: np.random.Generator) -> ConvWeights:
 
 def _heads(x: Array, truth: Truth, bias: float) -> tuple[ConvWeights, ConvWeights]:
     """The heads on the neck's results: 3x3 for boxes, 1x1 for scores."""
-    flat, mean, deviation = _standard(_taps(x, 3))
-    boxes = _ridge(flat[truth.positive], truth.distances[truth.positive])
-    first = _on_raw(*boxes, mean, deviation, 3)
-    flat, mean, deviation = _standard(_taps(x, 1))
+    flat, mean, deviation = standardise(taps_of(x, 3))
+    boxes = fit_ridge(flat[truth.positive], truth.distances[truth.positive])
+    first = on_raw(*boxes, mean, deviation, 3)
+    flat, mean, deviation = standardise(taps_of(x, 1))
     known, objects = flat[truth.known], truth.objects[truth.known]
-    logits = [_logistic(known, each, bias) for each in objects.T]
+    logits = [fit_logistic(known, each, bias) for each in objects.T]
     w, b = (np.stack(column) for column in zip(*logits, strict=True))
-    return first, _on_raw(w, b, mean, deviation, 1)
+    return first, on_raw(w, b, mean, deviation, 1)
 
 
-def _on_raw(w: Array, b: Array, mean: Array, deviation: Array, kernel: int) -> ConvWeights:
+def on_raw(w: Array, b: Array, mean: Array, deviation: Array, kernel: int) -> ConvWeights:
     """The convolution that applies weights of standardised inputs to inputs as they are."""
     w = w / deviation
     shape = len(w), -1, kernel, kernel
     return ConvWeights(w.reshape(shape).astype(np.float32), (b - w @ mean).astype(np.float32))
 
 
-def _taps(x: Array, kernel: int) -> Array:
+def taps_of(x: Array, kernel: int) -> Array:
     """The inputs under every window of a convolution with stride 1, (windows, Ci * kernel * kernel)."""
     pad = kernel // 2
     taps = sliding_window_view(np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad))), (kernel, kernel), (2, 3))
     return taps.transpose(0, 2, 3, 1, 4, 5).reshape(-1, x.shape[1] * kernel * kernel).astype(np.float64)
 
 
-def _standard(x: Array) -> tuple[Array, Array, Array]:
+def standardise(x: Array) -> tuple[Array, Array, Array]:
     """The columns with mean 0 and deviation 1, their means and deviations."""
     mean, deviation = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-6)
     return (x - mean) / deviation, mean, deviation
 
 
-def _cells(boxes: Array) -> tuple[Array, Array, Array]:
+def _cells(boxes: Array, cells: int, stride: int) -> tuple[Array, Array, Array]:
     """For every cell of an image, what `Truth` has."""
-    objects = np.zeros((CELLS * CELLS, CLASSES))
-    distances, clear = np.zeros((CELLS * CELLS, 4)), np.ones(CELLS * CELLS, bool)
-    x, y = np.tile(CENTRES, CELLS), np.repeat(CENTRES, CELLS)
+    objects = np.zeros((cells * cells, CLASSES))
+    distances, clear = np.zeros((cells * cells, 4)), np.ones(cells * cells, bool)
+    centres = (np.arange(cells) + 0.5) * stride
+    x, y = np.tile(centres, cells), np.repeat(centres, cells)
     for kind, left, top, right, bottom in boxes:
         away = np.abs(x - (left + right) / 2), np.abs(y - (top + bottom) / 2)
-        reach = [max((right - left) * CORE, STRIDE / 2), max((bottom - top) * CORE, STRIDE / 2)]
+        reach = [max((right - left) * CORE, stride / 2), max((bottom - top) * CORE, stride / 2)]
         core = (away[0] <= reach[0]) & (away[1] <= reach[1])
         clear &= (away[0] >= (right - left) / 2) | (away[1] >= (bottom - top) / 2)
         objects[core, int(kind)] = 1
-        distances[core] = np.stack([x - left, y - top, right - x, bottom - y], axis=1)[core] / STRIDE
+        distances[core] = np.stack([x - left, y - top, right - x, bottom - y], axis=1)[core] / stride
     return objects, distances, clear
 
 
-def _ridge(x: Array, y: Array) -> tuple[Array, Array]:
+def fit_ridge(x: Array, y: Array) -> tuple[Array, Array]:
     """The weights (outputs, K) and biases of a linear regression from x, of mean 0, to y."""
     centred, middle = x - x.mean(axis=0), y.mean(axis=0)
     w = np.linalg.solve(centred.T @ centred + BOX_RIDGE * np.eye(x.shape[1]), centred.T @ (y - middle)).T
     return w, middle - w @ x.mean(axis=0)
 
 
-def _logistic(x: Array, y: Array, bias: float) -> tuple[Array, Array]:
+def fit_logistic(x: Array, y: Array, bias: float) -> tuple[Array, Array]:
     """The weights (K,) and bias of a logistic regression, sharpened until the median logit of y = 0 is the bias.
 
     The place where a detection begins, SURE, stays.

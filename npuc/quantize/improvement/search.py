@@ -389,9 +389,10 @@ class _Climb:
             anyway = self.level.thorough
             given = offset_inputs(network.graph, network.nodes, self.training, taken, anyway=anyway)
             given |= offset_results(network.graph, network.nodes, network.histograms, taken, anyway=anyway)
-            if anyway:
-                known = network.histograms
-                given |= one_sided(network.graph, network.nodes, self.training, known, taken, self.sides)
+            known = network.histograms
+            given |= one_sided(
+                network.graph, network.nodes, self.training, known, taken, self.sides, anyway=anyway
+            )
         return network if network is self.plain and not given else self.maker.quantise(network, method, given)
 
     def _equalise(self, graph: Graph, method: str, share: float | None) -> TrialNetwork:

@@ -6,7 +6,7 @@ which costs extra instructions; this is done where they take few cycles, and els
 
 Inputs and results of tables are seldom symmetric: a HardSwish needs nothing below -3 and gives nothing below
 -0.375, and a detector's logits are nearly all negative. With a zero point that makes 8 bits cover both ends, steps
-are up to half as large, whatever it costs to read them. The zero point is absorbed by the bias of the convolution
+are up to half as large. The highest level does this whatever it costs to read them. The zero point is absorbed by the bias of the convolution
 that writes the tensor, by the entries of the table that reads or writes it, and by the bias of a convolution that
 reads it.
 """
@@ -172,14 +172,16 @@ def one_sided(
     known: Mapping[str, Histogram],
     zero_points: ZeroPoints,
     seen: Sides | None = None,
+    *,
+    anyway: bool = True,
 ) -> dict[str, Steps]:
     """Scales and zero points of table inputs and results for which a zero point other than 0 reduces the error.
 
     feeds: samples that show the range on both sides. known: histograms of tensors, from which the relevant inputs
     of tables follow. seen: what was found on the same samples in graphs whose tensors of the same name are equal;
-    new histograms are added. The cost of reading the tensors is not considered.
+    new histograms are added. anyway: at any cost of reading the tensors, not only for free.
     """
-    names = _candidates(graph, nodes, zero_points) if zero_points.tables else []
+    names = _candidates(graph, nodes, zero_points, anyway=anyway) if zero_points.tables else []
     names = [name for name in names if name in known]
     limits = domains(graph, nodes, {name: histogram.largest for name, histogram in known.items()})
     keys = {name: (name, limits.get(name)) for name in names}
@@ -211,7 +213,7 @@ def _sides(graph: Graph, feeds: Sequence[Mapping[str, Array]], keys: Sequence[tu
     return {key: (below[key], above[key]) for key in keys}
 
 
-def _candidates(graph: Graph, nodes: Sequence[Node], zero_points: ZeroPoints) -> list[str]:
+def _candidates(graph: Graph, nodes: Sequence[Node], zero_points: ZeroPoints, *, anyway: bool) -> list[str]:
     """Results of convolutions and tables that have a table on at least one side and only suitable readers."""
     integer = set(nodes)
     tables = {node for node in nodes if node.op in TABLE_OPS and as_unary(graph, node) is not None}
@@ -220,7 +222,11 @@ def _candidates(graph: Graph, nodes: Sequence[Node], zero_points: ZeroPoints) ->
         readers = graph.readers[node.output]
         plain = node.op == "Conv" and not ACTIVATION(node) and not SELECTS(node)
         mine = node in tables or (plain and any(reader in tables for reader in readers))
-        taken = all(each in tables or (each in integer and zero_points.reads(each, True)) for each in readers)
+        taken = all(
+            each in tables
+            or (each in integer and zero_points.reads(each, anyway or zero_points.pads(graph, each)))
+            for each in readers
+        )
         if mine and taken and readers and node.output not in graph.outputs:
             found.append(node.output)
     return found

@@ -1,0 +1,256 @@
+"""Detectors of the families that users bring, as after training: YOLOv8-like and SSD-like.
+
+They find the discs and blocks of `detector.scenes` on 96 x 96 pixels. As there, no gradients are needed: features
+are random convolutions whose results have the statistics of training images, heads are fitted in closed form. A
+layer is computed on the training images when it is appended to the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.lib.stride_tricks import sliding_window_view
+
+from npuc.models.detector import (
+    CLASSES,
+    FILTERS,
+    THRESHOLDS,
+    Array,
+    ConvWeights,
+    Scenes,
+    Truth,
+    fit_logistic,
+    fit_ridge,
+    on_raw,
+    scenes,
+    standardise,
+)
+from npuc.models.exported import ExportedBuilder
+
+SIZE, SIDES = 96, (10, 61)
+IMAGES = 400
+"""Training images."""
+STRIDES = (4, 8, 16)
+LONGEST = (18, 34, SIZE)
+"""The longest side of an object that each level finds."""
+RATIO = 12
+"""Cells without an object for each with one."""
+BIAS = -6.0
+"""The median logit of cells without an object."""
+
+
+def images(count: int, seed: Sequence[int]) -> Scenes:
+    """Scenes of the detectors' size."""
+    return scenes(count, seed, SIZE, SIDES)
+
+
+@dataclass(frozen=True)
+class Map:
+    """A tensor of the network, and its values on the training images, (images, C, height, width)."""
+
+    name: str
+    values: Array
+
+
+class FittedNetwork:
+    """A network that is computed on training images while it is built."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.seen = images(IMAGES, (seed, 0))
+        self.net = ExportedBuilder(name, seed)
+        self.input = Map(self.net.input((1, 3, SIZE, SIZE)), self.seen.pixels)
+
+    def conv(self, x: Map, weights: ConvWeights) -> Map:
+        """A convolution without an activation."""
+        return Map(weights.add_to(self.net, x.name), weights(x.values))
+
+    def layer(self, x: Map, weights: ConvWeights, act: str) -> Map:
+        """A convolution whose results get the statistics of a trained layer, and an activation, swish or Relu."""
+        y = self.conv(x, weights.normalise(x.values, self.random))
+        values = y.values / (1 + np.exp(-y.values)) if act == "swish" else np.maximum(y.values, 0)
+        return Map(self.net.act(y.name, act), values.astype(np.float32))
+
+    def random_layer(self, x: Map, Co: int, kernel: int, act: str, stride: int = 1) -> Map:
+        """The same with random weights, behind the input with filters for colours and edges."""
+        w = self.random.standard_normal((Co, x.values.shape[1], kernel, kernel))
+        if x is self.input:
+            w[: len(FILTERS)] = FILTERS
+        return self.layer(x, ConvWeights(w.astype(np.float32), np.zeros(Co, np.float32), stride), act)
+
+    def trunk(self, act: str) -> list[Map]:
+        """Maps of the three strides."""
+        x, found = self.input, list[Map]()
+        for Co in (16, 32, 64, 96):
+            x = self.random_layer(x, Co, 3, act, stride=2)
+            found.append(x)
+        return found[1:]
+
+    def join(self, x: Map, enlarged: Map) -> Map:
+        """A map and one of half its size, enlarged, as a map of 96 channels."""
+        scales = np.array([1, 1, 2, 2], np.float32)
+        attrs: dict[str, Any] = {
+            "mode": "nearest",
+            "coordinate_transformation_mode": "asymmetric",
+            "nearest_mode": "floor",
+        }
+        name = self.net.concat(self.net.op("Resize", enlarged.name, "", scales, **attrs), x.name)
+        values = np.concatenate([enlarged.values.repeat(2, axis=2).repeat(2, axis=3), x.values], axis=1)
+        return self.random_layer(Map(name, values), 96, 1, "swish")
+
+    def rows(self, truth: Truth) -> Array:
+        """The cells that scores are fitted to: with an object, and RATIO times as many without one."""
+        rows, clear = truth.positive.copy(), np.flatnonzero(truth.clear)
+        rows[self.random.choice(clear, min(len(clear), RATIO * int(rows.sum())), replace=False)] = True
+        return rows
+
+    def truths(self) -> list[Truth]:
+        """What the cells of each level contain: objects up to its longest side that are too long for the last."""
+        found: list[Truth] = []
+        for level, stride in enumerate(STRIDES):
+            least = LONGEST[level - 1] if level else 0
+            sides = [(boxes[:, 3:] - boxes[:, 1:3]).max(axis=1, initial=0) for boxes in self.seen.boxes]
+            own = [
+                boxes[(least < longest) & (longest <= LONGEST[level])]
+                for boxes, longest in zip(self.seen.boxes, sides, strict=True)
+            ]
+            found.append(Truth.of(own, SIZE // stride, stride))
+        return found
+
+
+def _windows(x: Map, kernel: int, rows: Array) -> tuple[Array, Array, Array]:
+    """The inputs under these windows, (windows, Ci * kernel * kernel), standardised; means and deviations."""
+    pad, (count, Ci, *extents) = kernel // 2, x.values.shape
+    padded = np.pad(x.values, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    image, row, column = np.unravel_index(np.flatnonzero(rows), (count, *extents))
+    taps = sliding_window_view(padded, (kernel, kernel), (2, 3))[image, :, row, column]
+    return standardise(taps.reshape(-1, Ci * kernel * kernel).astype(np.float64))
+
+
+def _neck(x: Map, wanted: Array, rows: Array, channels: int, random: np.random.Generator) -> ConvWeights:
+    """A 3x3 convolution: THRESHOLDS of its channels approximate each wanted value, the rest are random."""
+    flat, _, deviation = _windows(x, 3, rows)
+    w = fit_ridge(flat, wanted[rows])[0] / deviation
+    w = np.repeat(w.reshape(-1, x.values.shape[1], 3, 3), THRESHOLDS, axis=0)
+    rest = random.standard_normal((channels - len(w), *w.shape[1:])) * w.std()
+    return ConvWeights(np.concatenate([w, rest]).astype(np.float32), np.zeros(channels, np.float32))
+
+
+def _scores(x: Map, truth: Truth, rows: Array) -> ConvWeights:
+    """The 3x3 convolution that gives a logit for each class."""
+    flat, mean, deviation = _windows(x, 3, rows)
+    w, b = (
+        np.stack(c) for c in zip(*(fit_logistic(flat, each, BIAS) for each in truth.objects[rows].T), strict=True)
+    )
+    fewer = np.log(truth.clear.sum() / (rows & truth.clear).sum())  # cells without an object than there are
+    return on_raw(w, b - fewer, mean, deviation, 3)
+
+
+def _places(x: Map, truth: Truth, wanted: Array) -> ConvWeights:
+    """The 3x3 convolution that gives these values, (cells, outputs), where an object is."""
+    flat, mean, deviation = _windows(x, 3, truth.positive)
+    return on_raw(*fit_ridge(flat, wanted[truth.positive]), mean, deviation, 3)
+
+
+BINS, WIDTH, DEPTH = 16, 0.8, 8.0
+"""Bins of a distance; the deviation of a distance among them; how much less likely any bin is, as a logarithm."""
+
+
+def _in_bins(distances: Array) -> Array:
+    """Logits of bins, (cells, 4 * BINS), whose softmax is a narrow distribution around each distance."""
+    away = (np.arange(BINS) - distances[:, :, None]) ** 2 / (2 * WIDTH**2)
+    return (DEPTH / 2 - np.minimum(away, DEPTH)).reshape(-1, 4 * BINS)
+
+
+def yolo(seed: int = 0) -> onnx.ModelProto:
+    """YOLOv8-like: three levels, decoupled heads, distances as expectations over bins, sigmoid scores.
+
+    1x3x96x96 -> 1x(4 + CLASSES)x756: centre, width and height in pixels, and a score per class.
+    """
+    fitted = FittedNetwork("yolo", seed)
+    fine, middle, coarse = fitted.trunk("swish")
+    middle = fitted.join(middle, coarse)
+    fine = fitted.join(fine, middle)
+    net, maps = fitted.net, list[str]()
+    for x, truth in zip((fine, middle, coarse), fitted.truths(), strict=True):
+        rows = fitted.rows(truth)
+        near = _neck(x, truth.distances, truth.positive, 64, fitted.random)
+        seen = _neck(x, truth.objects, rows, 64, fitted.random)
+        near, seen = fitted.layer(x, near, "swish"), fitted.layer(x, seen, "swish")
+        bins = fitted.conv(near, _places(near, truth, _in_bins(truth.distances)))
+        scores = fitted.conv(seen, _scores(seen, truth, rows))
+        joined = net.concat(bins.name, scores.name)
+        maps.append(net.op("Reshape", joined, [1, 4 * BINS + CLASSES, -1]))
+    head = net.op("Split", net.op("Concat", *maps, axis=2), [4 * BINS, CLASSES], results=2, axis=1)
+    bins = net.op("Transpose", net.op("Reshape", head, [1, 4, BINS, -1]), perm=[0, 2, 1, 3])
+    w = np.arange(BINS, dtype=np.float32).reshape(1, BINS, 1, 1)
+    distance = net.op("Conv", net.op("Softmax", bins, axis=1), w, kernel_shape=[1, 1])
+    distance = net.op("Reshape", distance, [1, 4, -1])
+    cells = [(SIZE // stride) ** 2 for stride in STRIDES]
+    strides = np.repeat(np.array(STRIDES, np.float32), cells)
+    centres = np.concatenate([_centres(SIZE // stride) for stride in STRIDES]).T[None]
+    near, far = (net.op("Slice", distance, [a], [a + 2], [1]) for a in (0, 2))
+    low, high = net.op("Sub", centres, near), net.op("Add", centres, far)
+    middle, size = net.op("Div", net.op("Add", low, high), 2.0), net.op("Sub", high, low)
+    boxes = net.op("Mul", net.op("Concat", middle, size, axis=1), strides)
+    return net.finish(net.concat(boxes, net.op("Sigmoid", f"{head}_1")))
+
+
+def _centres(extent: int) -> Array:
+    """Centres of cells in units of their stride, (cells, 2), x before y."""
+    line = np.arange(extent, dtype=np.float32) + np.float32(0.5)
+    return np.stack([np.tile(line, extent), np.repeat(line, extent)], axis=1)
+
+
+ANCHORS = ((13.0,), (24.0,), (44.0,))
+"""Sides of the anchors of each level, in pixels."""
+VARIANCES = (0.1, 0.2)
+
+
+def ssd(seed: int = 0) -> onnx.ModelProto:
+    """SSD-like: three levels, a softmax over background and classes, boxes from anchors.
+
+    1x3x96x96 -> 1x756x(1 + CLASSES) scores, and 1x756x4 corners as shares of the image.
+    """
+    fitted = FittedNetwork("ssd", seed)
+    net, scores, boxes = fitted.net, list[str](), list[str]()
+    for level, (x, truth) in enumerate(zip(fitted.trunk("Relu"), fitted.truths(), strict=True)):
+        wide = _neck(
+            x, np.concatenate([truth.distances, truth.objects], axis=1), truth.positive, 64, fitted.random
+        )
+        x = fitted.layer(x, wide, "Relu")
+        logits = _scores(x, truth, fitted.rows(truth))
+        background = ConvWeights(
+            np.concatenate([np.zeros_like(logits.w[:1]), logits.w]), np.concatenate([[0], logits.b]).astype("f4")
+        )
+        side, stride = ANCHORS[level][0], STRIDES[level]
+        left, top, right, bottom = truth.distances.T * stride
+        with np.errstate(divide="ignore"):
+            growth = np.log(np.stack([left + right, top + bottom], axis=1) / side) / VARIANCES[1]
+        offsets = np.stack([right - left, bottom - top], axis=1) / 2 / side / VARIANCES[0]
+        wanted = np.concatenate([offsets, np.where(np.isfinite(growth), growth, 0)], axis=1)
+        for made, weights, columns in (
+            (scores, background, 1 + CLASSES),
+            (boxes, _places(x, truth, wanted), 4),
+        ):
+            y = net.op("Transpose", fitted.conv(x, weights).name, perm=[0, 2, 3, 1])
+            made.append(net.op("Reshape", y, [1, -1, columns]))
+    score = net.op("Softmax", net.op("Concat", *scores, axis=1), axis=2)
+    return net.finish(score, _corners(net, net.op("Concat", *boxes, axis=1)))
+
+
+def _corners(net: ExportedBuilder, rows: str) -> str:
+    """Corners from offsets (1, rows, 4) to anchors."""
+    extents = [SIZE // stride for stride in STRIDES]
+    centres = np.concatenate([_centres(each) / np.float32(each) for each in extents])[None]
+    sides = np.concatenate(
+        [np.full((each**2, 2), side[0] / SIZE, np.float32) for each, side in zip(extents, ANCHORS, strict=True)]
+    )[None]
+    place, growth = (net.op("Slice", rows, [a], [a + 2], [2]) for a in (0, 2))
+    middle = net.op("Add", net.op("Mul", net.op("Mul", place, VARIANCES[0]), sides), centres)
+    half = net.op("Div", net.op("Mul", net.op("Exp", net.op("Mul", growth, VARIANCES[1])), sides), 2.0)
+    return net.op("Concat", net.op("Sub", middle, half), net.op("Add", middle, half), axis=2)
