@@ -173,9 +173,10 @@ LITTLE = 12
 
 def pads_cheaply(graph: Graph, node: Node) -> bool:
     """Whether a float convolution takes many more cycles than a copy of its map with padding."""
+    if node.op != "Conv":
+        return False
     channels, *extents = graph.shape(node.inputs[0])[1:]
-    least = LITTLE * _copy_cycles(channels, extents) * LANES
-    return node.op == "Conv" and macs(node, graph.tensors) >= least
+    return macs(node, graph.tensors) >= LITTLE * _copy_cycles(channels, extents) * LANES
 
 
 def border_weights(w: Array, *, dense: bool) -> list[Array]:
