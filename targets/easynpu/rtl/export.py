@@ -160,7 +160,7 @@ class Recorder(Simulator):
         self, segment: Segment, state: MachineState, tensors: dict[str, Array], observe: WordObserver | None = None
     ) -> None:
         """Loads, runs and stores a segment, with a line for every word."""
-        self.segments += 1
+        self.segments += segment.count > 0
         if self.images and self.segments > 1:
             raise ArtefactError(
                 "E503", "a system with its program in memory runs one segment", remedy="leave out --system"
