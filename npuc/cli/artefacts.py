@@ -208,7 +208,7 @@ def _image(artefact: Artefact, asked: str, form: str) -> str:
 @click.command()
 @click.argument("listing", type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, help="The artefact to write.")
-@click.option("--images", type=PATH, required=True, help="The artefact to copy the memory images from.")
+@click.option("--image", "--images", "images", type=PATH, required=True, help="The artefact to copy the images from.")
 @force_option
 @modified_option
 @json_option
@@ -219,7 +219,7 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
     \b
     Examples:
       npuc dump resnet8.npu > resnet8.txt
-      npuc assemble resnet8.txt --images resnet8.npu -o edited.npu
+      npuc assemble resnet8.txt --image resnet8.npu -o edited.npu
     """
     from dataclasses import replace
 

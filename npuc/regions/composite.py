@@ -149,7 +149,7 @@ class Composite:
         """Not supported: a listing has the words of one part."""
         paths = ", ".join(step.path for step, _ in _parts(program))
         reason = f"'{listing}' is for one program, and this one has parts of its own"
-        raise ArtefactError("E504", reason, limit=paths, remedy="dump and assemble a part: --images OUT/PART")
+        raise ArtefactError("E504", reason, limit=paths, remedy="dump and assemble a part: --image OUT/PART")
 
     def export(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
         """The files of every part in its folder, the regions as ONNX models, and steps.json with their order.

@@ -247,8 +247,14 @@ class _RunState:
     def _write(self, where: Map, tensor: str, start: int, writer: int) -> None:
         self._expect_inside(where)
         first, last = where.span
+        holders = self._holders(where)[where.grid]
+        made = self._buffer(where.place.memory, tensor, first, last - first + 1, start)
+        for at in np.unique(holders[holders != NOBODY]).tolist():
+            before = self.buffers[at]
+            if (before.address, before.size) == (made.address, made.size):  # the result takes the map's place
+                self.buffers[at] = replace(before, end=min(before.end, start))
         self._holders(where)[where.grid] = len(self.buffers)
-        self.buffers.append(self._buffer(where.place.memory, tensor, first, last - first + 1, start))
+        self.buffers.append(made)
         self.writers.append(writer)
 
     def _read(self, where: Map) -> list[int]:

@@ -109,6 +109,7 @@ def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unconfined")
+@pytest.mark.filterwarnings("ignore::npuc.program.ModifiedArtefact")
 def test_whatever_stands_in_a_modified_manifest_there_is_no_traceback(
     digits: Digits, copy: Path, tmp_path: Path
 ) -> None:

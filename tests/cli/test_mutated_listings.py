@@ -95,7 +95,7 @@ def test_the_simulator_s_refusal_names_the_line(digits: Digits, program: Program
     lines = npuc("dump", digits.program).done().splitlines()
     at = next(number for number, line in enumerate(lines) if "Co=32 Ci=32" in line)
     lines[at] = lines[at].replace("Ci=32", "Ci=6")  # its weights and scales are others' bytes then
-    with pytest.raises(NpucError, match=r"line 21: .*\(instruction 7\)"):
+    with pytest.raises(NpucError, match=r"line 22: .*\(instruction 7\)"):
         assembled(program, "\n".join(lines).encode())
 
 

@@ -74,7 +74,7 @@ def _outcome(program: Program, manifest: Any, samples: Samples) -> str:
     return ""
 
 
-@pytest.mark.parametrize("part", ["target", "machine", "steps", "inputs", "outputs", "instructions"])
+@pytest.mark.parametrize("part", ["target", "machine", "init", "steps", "inputs", "outputs", "instructions"])
 def test_no_change_to_a_part_of_the_manifest_gives_a_traceback(
     program: Program, samples: Samples, part: str
 ) -> None:
@@ -95,11 +95,11 @@ def test_no_change_to_a_part_of_the_manifest_gives_a_traceback(
         (("steps", 1, "count"), "8", "steps[1].count is '8'"),
         (("steps", 1, "count"), 9, "9 words are run, 8 are loaded"),
         (("steps", 1, "count"), -1, "-1 words are run"),
-        (("steps", 1, "images", 0, "words"), -8, "damaged"),
-        (("steps", 1, "images", 0, "start"), 1, "do not fit"),
-        (("steps", 1, "images", 0, "memory"), "fmap", "damaged"),
-        (("steps", 1, "images", 0, "file"), "../itcm.bin", "damaged"),
-        (("steps", 1, "images", 1, "address"), 10**6, "do not fit"),
+        (("init", 0, "words"), -8, "damaged"),
+        (("init", 0, "start"), 1, "do not fit"),
+        (("init", 0, "memory"), "fmap", "damaged"),
+        (("init", 0, "file"), "../itcm.bin", "damaged"),
+        (("init", 1, "address"), 10**6, "do not fit"),
         (("steps", 1, "loads", 0, "tensor"), "nowhere", "nowhere"),
         (("steps", 1, "loads", 0, "channels"), 0, "damaged"),
         (("steps", 1, "loads", 0, "channels"), 2, "damaged"),

@@ -188,9 +188,10 @@ def _is_replaced(job: Job, view: MapView, source: MapView) -> bool:
 def replaceable_by(job: Job) -> tuple[MapView, ...]:
     """The maps that a job's result may replace: a pixel of them is read before that of the result is written.
 
-    Those of a second operand, and all that a job reads which computes every element from the same elements.
+    That of a second operand, if the job does not read it otherwise, and all that a job reads which computes every
+    element from the same elements.
     """
-    operand = () if job.operand is None else (job.operand,)
+    operand = () if job.operand is None or [*job.reads].count(job.operand) > 1 else (job.operand,)
     words = [stage.word for stage in job.stages]
     if job.takes or job.leaves or not all(isinstance(word, Layer) for word in words):
         return ()
