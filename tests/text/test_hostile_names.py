@@ -232,7 +232,7 @@ def test_a_machine_s_name_does_not_become_verilog(tmp_path: Path, monkeypatch: p
     from npuc.storage.records import as_toml
     from npuc.targets.easynpu.rtl import build
 
-    def core(machine: Machine, **_: bool) -> str:
+    def core(machine: Machine, *_kind: str, **_: int) -> str:
         """The core itself holds no name; it takes long to write."""
         return f"module easynpu; wire [{machine.pes}:0] lanes; endmodule\n"
 

@@ -132,7 +132,7 @@ def files(
         recorder = Recorder(machine, program.files, boots=boots)
         Runner(program, recorder)({name: values[:1] for name, values in samples.inputs.items()})
         found["steps.txt"] = "".join(f"{line}\n" for line in recorder.lines).encode()
-        found |= {f"{name}.hex": _hexadecimal(words) for name, words in recorder.images.items()}
+        found |= {f"{memory}.hex": _hexadecimal(words) for memory, words in recorder.images.items()}
     return found
 
 
