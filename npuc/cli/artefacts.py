@@ -208,7 +208,9 @@ def _image(artefact: Artefact, asked: str, form: str) -> str:
 @click.command()
 @click.argument("listing", type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, help="The artefact to write.")
-@click.option("--image", "--images", "images", type=PATH, required=True, help="The artefact to copy the images from.")
+@click.option(
+    "--image", "--images", "images", type=PATH, required=True, help="The artefact to copy the images from."
+)
 @force_option
 @modified_option
 @json_option

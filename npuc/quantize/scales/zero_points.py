@@ -6,9 +6,9 @@ which costs extra instructions; this is done where they take few cycles, and els
 
 Inputs and results of tables are seldom symmetric: a HardSwish needs nothing below -3 and gives nothing below
 -0.375, and a detector's logits are nearly all negative. With a zero point that makes 8 bits cover both ends, steps
-are up to half as large. The highest level does this whatever it costs to read them. The zero point is absorbed by the bias of the convolution
-that writes the tensor, by the entries of the table that reads or writes it, and by the bias of a convolution that
-reads it.
+are up to half as large. The highest level does this whatever it costs to read them. The zero point is absorbed by
+the bias of the convolution that writes the tensor, by the entries of the table that reads or writes it, and by the
+bias of a convolution that reads it.
 """
 
 from __future__ import annotations
