@@ -17,8 +17,10 @@ import click
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from npuc.errors import NpucError
+from npuc.onnx_files.export import to_onnx
+from tests.graphs.drawn import drawn
 from tests.nvdla.against_plain import CONFIGURATIONS, compared
-from tests.nvdla.random_networks import Network
+from tests.nvdla.test_random_networks import BORDERS
 
 
 @click.command()
@@ -31,7 +33,7 @@ def main(networks: int, seed: int) -> None:
         for number in range(seed, seed + networks):
             name, precision = CONFIGURATIONS[number % len(CONFIGURATIONS)]
             try:
-                count, differing = compared(Network(number).model(), Path(folder), name, precision)
+                count, differing = compared(to_onnx(drawn(number, **BORDERS)[0]), Path(folder), name, precision)
             except NpucError:
                 refused += 1
                 continue
