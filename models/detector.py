@@ -261,11 +261,17 @@ def on_raw(w: Array, b: Array, mean: Array, deviation: Array, kernel: int) -> Co
     return ConvWeights(w.reshape(shape).astype(np.float32), (b - w @ mean).astype(np.float32))
 
 
-def taps_of(x: Array, kernel: int) -> Array:
-    """The inputs under every window of a convolution with stride 1, (windows, Ci * kernel * kernel)."""
+def taps_of(x: Array, kernel: int, which: Array | slice = slice(None)) -> Array:
+    """The inputs under windows of a convolution with stride 1, (windows, Ci * kernel * kernel).
+
+    which: a mask of all windows, (images * height * width,); by default all.
+    """
     pad = kernel // 2
     taps = sliding_window_view(np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad))), (kernel, kernel), (2, 3))
-    return taps.transpose(0, 2, 3, 1, 4, 5).reshape(-1, x.shape[1] * kernel * kernel).astype(np.float64)
+    taps = taps.transpose(0, 2, 3, 1, 4, 5)
+    if isinstance(which, np.ndarray):
+        taps = taps[np.unravel_index(np.flatnonzero(which), taps.shape[:3])]
+    return taps.reshape(-1, x.shape[1] * kernel * kernel).astype(np.float64)
 
 
 def standardise(x: Array) -> tuple[Array, Array, Array]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.lib.stride_tricks import sliding_window_view
 
 from npuc.models.detector import (
     CLASSES,
@@ -28,8 +26,10 @@ from npuc.models.detector import (
     on_raw,
     scenes,
     standardise,
+    taps_of,
 )
 from npuc.models.exported import ExportedBuilder
+from npuc.models.public import REPEATED, centres_of, ssd_boxes, yolo_head
 
 SIZE, SIDES = 96, (10, 61)
 IMAGES = 400
@@ -93,12 +93,7 @@ class FittedNetwork:
     def join(self, x: Map, enlarged: Map) -> Map:
         """A map and one of half its size, enlarged, as a map of 96 channels."""
         scales = np.array([1, 1, 2, 2], np.float32)
-        attrs: dict[str, Any] = {
-            "mode": "nearest",
-            "coordinate_transformation_mode": "asymmetric",
-            "nearest_mode": "floor",
-        }
-        name = self.net.concat(self.net.op("Resize", enlarged.name, "", scales, **attrs), x.name)
+        name = self.net.concat(self.net.op("Resize", enlarged.name, "", scales, **REPEATED), x.name)
         values = np.concatenate([enlarged.values.repeat(2, axis=2).repeat(2, axis=3), x.values], axis=1)
         return self.random_layer(Map(name, values), 96, 1, "swish")
 
@@ -122,18 +117,9 @@ class FittedNetwork:
         return found
 
 
-def _windows(x: Map, kernel: int, rows: Array) -> tuple[Array, Array, Array]:
-    """The inputs under these windows, (windows, Ci * kernel * kernel), standardised; means and deviations."""
-    pad, (count, Ci, *extents) = kernel // 2, x.values.shape
-    padded = np.pad(x.values, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
-    image, row, column = np.unravel_index(np.flatnonzero(rows), (count, *extents))
-    taps = sliding_window_view(padded, (kernel, kernel), (2, 3))[image, :, row, column]
-    return standardise(taps.reshape(-1, Ci * kernel * kernel).astype(np.float64))
-
-
 def _neck(x: Map, wanted: Array, rows: Array, channels: int, random: np.random.Generator) -> ConvWeights:
     """A 3x3 convolution: THRESHOLDS of its channels approximate each wanted value, the rest are random."""
-    flat, _, deviation = _windows(x, 3, rows)
+    flat, _, deviation = standardise(taps_of(x.values, 3, rows))
     w = fit_ridge(flat, wanted[rows])[0] / deviation
     w = np.repeat(w.reshape(-1, x.values.shape[1], 3, 3), THRESHOLDS, axis=0)
     rest = random.standard_normal((channels - len(w), *w.shape[1:])) * w.std()
@@ -142,7 +128,7 @@ def _neck(x: Map, wanted: Array, rows: Array, channels: int, random: np.random.G
 
 def _scores(x: Map, truth: Truth, rows: Array) -> ConvWeights:
     """The 3x3 convolution that gives a logit for each class."""
-    flat, mean, deviation = _windows(x, 3, rows)
+    flat, mean, deviation = standardise(taps_of(x.values, 3, rows))
     w, b = (
         np.stack(c) for c in zip(*(fit_logistic(flat, each, BIAS) for each in truth.objects[rows].T), strict=True)
     )
@@ -152,7 +138,7 @@ def _scores(x: Map, truth: Truth, rows: Array) -> ConvWeights:
 
 def _places(x: Map, truth: Truth, wanted: Array) -> ConvWeights:
     """The 3x3 convolution that gives these values, (cells, outputs), where an object is."""
-    flat, mean, deviation = _windows(x, 3, truth.positive)
+    flat, mean, deviation = standardise(taps_of(x.values, 3, truth.positive))
     return on_raw(*fit_ridge(flat, wanted[truth.positive]), mean, deviation, 3)
 
 
@@ -185,29 +171,11 @@ def yolo(seed: int = 0) -> onnx.ModelProto:
         scores = fitted.conv(seen, _scores(seen, truth, rows))
         joined = net.concat(bins.name, scores.name)
         maps.append(net.op("Reshape", joined, [1, 4 * BINS + CLASSES, -1]))
-    head = net.op("Split", net.op("Concat", *maps, axis=2), [4 * BINS, CLASSES], results=2, axis=1)
-    bins = net.op("Transpose", net.op("Reshape", head, [1, 4, BINS, -1]), perm=[0, 2, 1, 3])
-    w = np.arange(BINS, dtype=np.float32).reshape(1, BINS, 1, 1)
-    distance = net.op("Conv", net.op("Softmax", bins, axis=1), w, kernel_shape=[1, 1])
-    distance = net.op("Reshape", distance, [1, 4, -1])
-    cells = [(SIZE // stride) ** 2 for stride in STRIDES]
-    strides = np.repeat(np.array(STRIDES, np.float32), cells)
-    centres = np.concatenate([_centres(SIZE // stride) for stride in STRIDES]).T[None]
-    near, far = (net.op("Slice", distance, [a], [a + 2], [1]) for a in (0, 2))
-    low, high = net.op("Sub", centres, near), net.op("Add", centres, far)
-    middle, size = net.op("Div", net.op("Add", low, high), 2.0), net.op("Sub", high, low)
-    boxes = net.op("Mul", net.op("Concat", middle, size, axis=1), strides)
-    return net.finish(net.concat(boxes, net.op("Sigmoid", f"{head}_1")))
+    return net.finish(yolo_head(net, maps, CLASSES, SIZE, STRIDES))
 
 
-def _centres(extent: int) -> Array:
-    """Centres of cells in units of their stride, (cells, 2), x before y."""
-    line = np.arange(extent, dtype=np.float32) + np.float32(0.5)
-    return np.stack([np.tile(line, extent), np.repeat(line, extent)], axis=1)
-
-
-ANCHORS = ((13.0,), (24.0,), (44.0,))
-"""Sides of the anchors of each level, in pixels."""
+ANCHORS = (13.0, 24.0, 44.0)
+"""Sides of the anchor of each level, in pixels."""
 VARIANCES = (0.1, 0.2)
 
 
@@ -227,7 +195,7 @@ def ssd(seed: int = 0) -> onnx.ModelProto:
         background = ConvWeights(
             np.concatenate([np.zeros_like(logits.w[:1]), logits.w]), np.concatenate([[0], logits.b]).astype("f4")
         )
-        side, stride = ANCHORS[level][0], STRIDES[level]
+        side, stride = ANCHORS[level], STRIDES[level]
         left, top, right, bottom = truth.distances.T * stride
         with np.errstate(divide="ignore"):
             growth = np.log(np.stack([left + right, top + bottom], axis=1) / side) / VARIANCES[1]
@@ -240,17 +208,8 @@ def ssd(seed: int = 0) -> onnx.ModelProto:
             y = net.op("Transpose", fitted.conv(x, weights).name, perm=[0, 2, 3, 1])
             made.append(net.op("Reshape", y, [1, -1, columns]))
     score = net.op("Softmax", net.op("Concat", *scores, axis=1), axis=2)
-    return net.finish(score, _corners(net, net.op("Concat", *boxes, axis=1)))
-
-
-def _corners(net: ExportedBuilder, rows: str) -> str:
-    """Corners from offsets (1, rows, 4) to anchors."""
     extents = [SIZE // stride for stride in STRIDES]
-    centres = np.concatenate([_centres(each) / np.float32(each) for each in extents])[None]
-    sides = np.concatenate(
-        [np.full((each**2, 2), side[0] / SIZE, np.float32) for each, side in zip(extents, ANCHORS, strict=True)]
-    )[None]
-    place, growth = (net.op("Slice", rows, [a], [a + 2], [2]) for a in (0, 2))
-    middle = net.op("Add", net.op("Mul", net.op("Mul", place, VARIANCES[0]), sides), centres)
-    half = net.op("Div", net.op("Mul", net.op("Exp", net.op("Mul", growth, VARIANCES[1])), sides), 2.0)
-    return net.op("Concat", net.op("Sub", middle, half), net.op("Add", middle, half), axis=2)
+    centres = np.concatenate([centres_of(each, 1) / np.float32(each) for each in extents])[None]
+    sides = [np.full((each**2, 2), side / SIZE, np.float32) for each, side in zip(extents, ANCHORS, strict=True)]
+    rows = net.op("Concat", *boxes, axis=1)
+    return net.finish(score, ssd_boxes(net, rows, centres, np.concatenate(sides)[None]))

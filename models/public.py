@@ -6,6 +6,7 @@ with the vision transformers between; those of sequences hear sound, read text i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,15 @@ from numpy.typing import NDArray
 from npuc.models.builder import Pair
 from npuc.models.exported import ExportedBuilder
 
+REPEATED: dict[str, Any] = {
+    "mode": "nearest",
+    "coordinate_transformation_mode": "asymmetric",
+    "nearest_mode": "floor",
+}
+"""Of a Resize that repeats pixels."""
 
-def _centres(extent: int, stride: int) -> NDArray[np.float32]:
+
+def centres_of(extent: int, stride: int) -> NDArray[np.float32]:
     """The centres of a square grid's cells, (cells, 2) in pixels: x, y."""
     y, x = np.mgrid[:extent, :extent].reshape(2, -1)
     return ((np.stack([x, y], axis=1) + 0.5) * stride).astype(np.float32)
@@ -84,7 +92,7 @@ def nanodet(seed: int = 0) -> onnx.ModelProto:
         scores.append(net.op("Sigmoid", _rows(net, net.op("Slice", y, [0], [20], [1]), 20)))
         bins = net.view(_rows(net, net.op("Slice", y, [20], [52], [1]), 32), 1, -1, 4, 8)
         distance = net.op("MatMul", net.op("Softmax", bins, axis=3), np.arange(8, dtype=np.float32))
-        boxes.append(_corners(net, net.op("Mul", distance, float(stride)), _centres(128 // stride, stride)))
+        boxes.append(_corners(net, net.op("Mul", distance, float(stride)), centres_of(128 // stride, stride)))
     return net.finish(*(net.op("Concat", *each, axis=1) for each in (scores, boxes)))
 
 
@@ -115,13 +123,8 @@ def _yolo_neck(net: ExportedBuilder, x: str) -> list[str]:
         pools.append(net.pool("MaxPool", pools[-1], 5, stride=1, pads=(2, 2, 2, 2)))
     coarse = net.layer(net.concat(*pools), 96, 1, "swish")
     scales = np.array([1, 1, 2, 2], np.float32)
-    attrs: dict[str, Any] = {
-        "mode": "nearest",
-        "coordinate_transformation_mode": "asymmetric",
-        "nearest_mode": "floor",
-    }
-    middle = _csp(net, net.concat(net.op("Resize", coarse, "", scales, **attrs), middle), 64, add=False)
-    fine = _csp(net, net.concat(net.op("Resize", middle, "", scales, **attrs), fine), 48, add=False)
+    middle = _csp(net, net.concat(net.op("Resize", coarse, "", scales, **REPEATED), middle), 64, add=False)
+    fine = _csp(net, net.concat(net.op("Resize", middle, "", scales, **REPEATED), fine), 48, add=False)
     return [fine, middle, coarse]
 
 
@@ -134,7 +137,7 @@ def yolov5(seed: int = 0) -> onnx.ModelProto:
             "Transpose", net.view(y, net.size(y, 0), 3, 13, net.size(y, 2), net.size(y, 3)), perm=[0, 1, 3, 4, 2]
         )
         place = net.op("Split", net.op("Sigmoid", y), [2, 2, 9], results=3, axis=4)
-        grid = (_centres(extent, 1) - 1).reshape(1, 1, extent, extent, 2)
+        grid = (centres_of(extent, 1) - 1).reshape(1, 1, extent, extent, 2)
         anchors = (
             np.array([1, 2, 3], np.float32).reshape(1, 3, 1, 1, 1) * stride * np.ones((1, 3, extent, extent, 2))
         ).astype(np.float32)
@@ -151,30 +154,37 @@ def yolov8(seed: int = 0) -> onnx.ModelProto:
         heads = [net.layer(net.layer(x, 32, 3, "swish"), 32, 3, "swish") for _ in range(2)]
         y = net.concat(net.conv(heads[0], 64, 1), net.conv(heads[1], 8, 1))
         maps.append(net.op("Reshape", y, [1, 72, -1]))
-    head = net.op("Split", net.op("Concat", *maps, axis=2), [64, 8], results=2, axis=1)
+    return net.finish(yolo_head(net, maps, 8, 96, (8, 16, 32)))
+
+
+def yolo_head(net: ExportedBuilder, maps: Sequence[str], classes: int, size: int, strides: Sequence[int]) -> str:
+    """YOLOv8's boxes by centre and size, above scores, (1, 4 + classes, cells), of maps (1, 64 + classes, cells).
+
+    size: of the image; strides: of the maps.
+    """
+    head = net.op("Split", net.op("Concat", *maps, axis=2), [64, classes], results=2, axis=1)
     bins = net.op("Transpose", net.op("Reshape", head, [1, 4, 16, -1]), perm=[0, 2, 1, 3])
     w = np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1)
     distance = net.op("Conv", net.op("Softmax", bins, axis=1), w, kernel_shape=[1, 1])
     distance = net.op("Reshape", distance, [1, 4, -1])
-    strides = np.repeat(np.array([8, 16, 32], np.float32), [144, 36, 9])
-    centres = np.concatenate([_centres(96 // s, s) / np.float32(s) for s in (8, 16, 32)]).T[None]
+    pixels = np.repeat(np.array(strides, np.float32), [(size // s) ** 2 for s in strides])
+    centres = np.concatenate([centres_of(size // s, s) / np.float32(s) for s in strides]).T[None]
     near, far = (net.op("Slice", distance, [a], [a + 2], [1]) for a in (0, 2))
     low, high = net.op("Sub", centres, near), net.op("Add", centres, far)
-    middle, size = net.op("Div", net.op("Add", low, high), 2.0), net.op("Sub", high, low)
-    boxes = net.op("Mul", net.op("Concat", middle, size, axis=1), strides)
-    return net.finish(net.concat(boxes, net.op("Sigmoid", f"{head}_1")))
+    middle, extent = net.op("Div", net.op("Add", low, high), 2.0), net.op("Sub", high, low)
+    boxes = net.op("Mul", net.op("Concat", middle, extent, axis=1), pixels)
+    return net.concat(boxes, net.op("Sigmoid", f"{head}_1"))
 
 
 def _priors(extents: tuple[int, ...], anchors: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Centres and sizes of anchors as shares of the image, (1, rows, 2) each, in the order of `_rows`."""
-    centres = [np.repeat(_centres(each, 1) / np.float32(each), anchors, axis=0) for each in extents]
+    centres = [np.repeat(centres_of(each, 1) / np.float32(each), anchors, axis=0) for each in extents]
     sizes = np.concatenate([np.tile((0.5 + np.arange(anchors)) / each, each * each) for each in extents])
     return np.concatenate(centres)[None].astype(np.float32), np.tile(sizes[None, :, None], 2).astype(np.float32)
 
 
-def _ssd_boxes(net: ExportedBuilder, rows: str, extents: tuple[int, ...], anchors: int) -> str:
-    """Corners from offsets (N, rows, 4) to anchors with the variances 0.1 and 0.2."""
-    centres, sizes = _priors(extents, anchors)
+def ssd_boxes(net: ExportedBuilder, rows: str, centres: NDArray[Any], sizes: NDArray[Any]) -> str:
+    """Corners from offsets (N, rows, 4) to anchors, (1, rows, 2) each, with the variances 0.1 and 0.2."""
     place, growth = (net.op("Slice", rows, [a], [a + 2], [2]) for a in (0, 2))
     middle = net.op("Add", net.op("Mul", net.op("Mul", place, 0.1), sizes), centres)
     half = net.op("Div", net.op("Mul", net.op("Exp", net.op("Mul", growth, 0.2)), sizes), 2.0)
@@ -194,7 +204,7 @@ def ssd(seed: int = 0) -> onnx.ModelProto:
             scores.append(_rows(net, net.conv(x, 4 * 6, 3), 6))
             boxes.append(_rows(net, net.conv(x, 4 * 4, 3), 4))
     score = net.op("Softmax", net.op("Concat", *scores, axis=1), axis=2)
-    return net.finish(score, _ssd_boxes(net, net.op("Concat", *boxes, axis=1), (12, 6, 3), 4))
+    return net.finish(score, ssd_boxes(net, net.op("Concat", *boxes, axis=1), *_priors((12, 6, 3), 4)))
 
 
 def rfb(seed: int = 0) -> onnx.ModelProto:
@@ -214,7 +224,7 @@ def rfb(seed: int = 0) -> onnx.ModelProto:
         scores.append(_rows(net, net.conv(net.separable(x, 64, 3, "Relu"), 3 * 2, 1), 2))
         boxes.append(_rows(net, net.conv(net.separable(x, 64, 3, "Relu"), 3 * 4, 1), 4))
     score = net.op("Softmax", net.op("Concat", *scores, axis=1), axis=2)
-    return net.finish(score, _ssd_boxes(net, net.op("Concat", *boxes, axis=1), (12, 6, 3), 3))
+    return net.finish(score, ssd_boxes(net, net.op("Concat", *boxes, axis=1), *_priors((12, 6, 3), 3)))
 
 
 def blazeface(seed: int = 0) -> onnx.ModelProto:
