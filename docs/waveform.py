@@ -73,7 +73,7 @@ def changes(trace: str, paths: Sequence[str]) -> Mapping[str, list[tuple[int, in
     return found
 
 
-def drawn(found: Mapping[str, list[tuple[int, int]]]) -> str:
+def draw_signals(found: Mapping[str, list[tuple[int, int]]]) -> str:
     """The signals as an SVG, a row each; a value of several bits stands where there is room for it."""
     height, width = ROW * (len(SIGNALS) + 1), LEFT + STEP * CYCLES
     first = next(cycle for cycle, value in found["controller.decodes"] if value)
@@ -116,7 +116,7 @@ def main() -> None:
         assert runner is not None
         runner({name: values[:1] for name, values in samples.inputs.items()})
         found = changes(trace.read_text(encoding="ascii"), tuple(SIGNALS))
-    (ROOT / "docs" / "easynpu-wave.svg").write_text(drawn(found), encoding="utf-8")
+    (ROOT / "docs" / "easynpu-wave.svg").write_text(draw_signals(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -140,14 +140,13 @@ def source(program: Program, found: DriverPlan) -> str:
 
 def _steps(found: DriverPlan, tensors: Mapping[str, int]) -> str:
     """The function that runs all steps: calls of the library, and runs of consecutive segments."""
-    written = {name for each in found.actions if isinstance(each, Node) for name in each.outputs}
+    nodes = tuple(each for each in found.actions if isinstance(each, Node))
+    written = {name for each in nodes for name in each.outputs}
     places = {
         name: f"npuc_{'to' if name in written else 'from'}(all, {number})" for name, number in tensors.items()
     }
-    numbers = dict(found.numbers)
-    types = {**found.types, **{name: type_of(value) for name, value in numbers.items()}}
-    nodes = tuple(each for each in found.actions if isinstance(each, Node))
-    to = CallWriter(Graph("host", nodes, (), (), numbers, types, OPS), "host", places)
+    types = {**found.types, **{name: type_of(value) for name, value in found.numbers.items()}}
+    to = CallWriter(Graph("host", nodes, (), (), found.numbers, types, OPS), "host", places)
     first = 0
     for is_segment, group in groupby(found.actions, key=lambda each: isinstance(each, Segment)):
         actions = list(group)

@@ -25,7 +25,7 @@ from npuc.targets.easynpu.machine.memory import (
     low_end,
 )
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.timing import is_dense, of_a_row, tile_input, weight_words
+from npuc.targets.easynpu.machine.timing import is_dense, is_pointwise, of_a_row, tile_input, weight_words
 
 DUMP = "npuc dump shows every word"
 
@@ -264,11 +264,7 @@ def _is_elementwise(chain: Sequence[ChainStage]) -> bool:
     """Whether every element of the result depends on one element of each ifmap, and of the operands."""
     if any(stage.reshape is not None or stage.leaves or stage.takes for stage in chain):
         return False
-    return not any(is_dense(stage.layer) or _reaches_beyond(stage.layer) for stage in chain)
-
-
-def _reaches_beyond(layer: Layer) -> bool:
-    return (layer.Hk, layer.Wk, layer.Sh, layer.Sw, layer.Ph, layer.Pw) != (1, 1, 1, 1, 0, 0)
+    return not any(is_dense(stage.layer) or not is_pointwise(stage.layer) for stage in chain)
 
 
 def expect_kept(kept: Layer | None, chain: Sequence[ChainStage]) -> Layer | None:
@@ -401,5 +397,4 @@ def _continuation(stage: ChainStage, before: ChainStage, head: ChainStage) -> tu
 
 def _has_window(layer: Layer) -> bool:
     """Whether an output depends on anything but the input at the same pixel."""
-    window = (layer.Hk, layer.Wk, layer.Sh, layer.Sw, layer.Ph, layer.Pw)
-    return window != (1, 1, 1, 1, 0, 0) or (layer.Hi, layer.Wi) != (layer.Ho, layer.Wo)
+    return not is_pointwise(layer) or (layer.Hi, layer.Wi) != (layer.Ho, layer.Wo)

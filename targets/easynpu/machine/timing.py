@@ -243,6 +243,11 @@ def is_dense(layer: Layer) -> bool:
     return operation is not None and operation.category == CONV
 
 
+def is_pointwise(layer: Layer) -> bool:
+    """Whether a word reads one pixel for each of its result: no window, steps or padding."""
+    return (layer.Hk, layer.Wk, layer.Sh, layer.Sw, layer.Ph, layer.Pw) == (1, 1, 1, 1, 0, 0)
+
+
 def parameter_words(layer: Layer) -> int:
     """Words of the weight stream that are loaded before the first MAC: bias-scale block, table or slopes."""
     name = layer.operation.mnemonic if layer.operation else ""

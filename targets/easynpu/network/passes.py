@@ -85,7 +85,7 @@ from npuc.targets.easynpu.layers.kernels import (
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
-from npuc.targets.easynpu.network.unread_channels import drop_unread_channels
+from npuc.targets.easynpu.network.unread_channels import drop_unread_channels, is_depthwise
 
 MOST_WEIGHTS = 1 << 22
 """The most elements of a matrix; a Resize that needs a larger one is not changed."""
@@ -161,18 +161,11 @@ def sink_shuffles(graph: Graph) -> Graph:
     rewriter = Rewriter(graph)
     for key in rewriter.order():
         node = rewriter.node(key)
-        if node is not None and _is_depthwise(rewriter, node):
+        if node is not None and is_depthwise(rewriter, node):
             found = selection(rewriter, node.inputs[0])
             if found is not None and _sinks(rewriter, node, found):
                 _sink(rewriter, node, found)
     return rewriter.finish()
-
-
-def _is_depthwise(rewriter: Rewriter, node: Node) -> bool:
-    if node.op != "Conv" or not all(name in rewriter.constants for name in node.inputs[1:] if name):
-        return False
-    channels = rewriter.shape(node.inputs[0])[1]
-    return GROUP(node) == channels == rewriter.shape(node.inputs[1])[0] > 1
 
 
 def _sinks(rewriter: Rewriter, node: Node, found: Selection) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import GROUP
+from npuc.passes.rewriting.rules import Rewriter
 from npuc.quantize.arithmetic.tables import TABLE_OPS
 
 NOTHING = 2.0**-60
@@ -75,7 +76,7 @@ def _channels_behind(graph: Graph, head: Node) -> tuple[Sequence[Node], Sequence
         for node in graph.readers[name]:
             if _is_dense(graph, node) and node.inputs[0] == name:
                 readers.append(node)
-            elif _is_depthwise(graph, node) or (node.op in (*POINTWISE, "MaxPool") and len(node.inputs) == 1):
+            elif is_depthwise(graph, node) or (node.op in (*POINTWISE, "MaxPool") and len(node.inputs) == 1):
                 inner.append(node)
                 waiting += node.outputs
             else:
@@ -83,7 +84,8 @@ def _channels_behind(graph: Graph, head: Node) -> tuple[Sequence[Node], Sequence
     return inner, readers
 
 
-def _is_depthwise(graph: Graph, node: Node) -> bool:
+def is_depthwise(graph: Graph | Rewriter, node: Node) -> bool:
+    """Whether a node is a Conv with constant parameters that gives each of several channels one result."""
     if node.op != "Conv" or any(name not in graph.constants for name in node.inputs[1:] if name):
         return False
-    return 1 < GROUP(node) == graph.shape(node.inputs[0])[1] == graph.shape(node.output)[1]
+    return 1 < GROUP(node) == graph.shape(node.inputs[0])[1] == graph.shape(node.inputs[1])[0]

@@ -20,7 +20,7 @@ from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, MapPlace, feature_words, groups, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.timing import is_dense
+from npuc.targets.easynpu.machine.timing import is_dense, is_pointwise
 
 
 @frozen
@@ -197,11 +197,6 @@ def replaceable_by(job: Job) -> tuple[MapView, ...]:
         return ()
     alone = all(isinstance(word, Layer) and not is_dense(word) and is_pointwise(word) for word in words)
     return job.reads if alone else operand
-
-
-def is_pointwise(word: Layer) -> bool:
-    """Whether a word reads one pixel for each of its result."""
-    return (word.Hk, word.Wk, word.Sh, word.Sw, word.Ph, word.Pw) == (1, 1, 1, 1, 0, 0)
 
 
 def _not_apart(job: Job, words: int) -> DoesNotFit:

@@ -324,7 +324,8 @@ class _Run:
         given = {name: each for each in steps for name in each.outputs}
         for name, each in given.items():
             if each.op == CONSTANT:
-                self.constants[name], self.types[name] = each.value, type_of(each.value)
+                self.constants[name] = value = each.value
+                self.types[name] = type_of(value)
         computing = [each for each in steps if each.op != CONSTANT]
         results = tuple(name for name in given if name in later and name not in self.constants)
         if not results:
