@@ -122,12 +122,12 @@ def _pictures(artefact: Artefact, data: Sequence[Path], samples: Samples) -> lis
 
     reader, few = Reader.of(artefact.program, ()), samples.first(PICTURES)
     files = picture_files(data, len(samples) * reader.batch)[:PICTURES]
-    if reader.described is None:
+    if reader.described is None or not files:
         return []
-    said = answers(reader, run_program(artefact.program, artefact.target, few), len(few))
+    said = answers(reader, run_program(artefact.program, artefact.target, few), len(few))[: len(files)]
     return [
         (file.name, draw_answer(file, reader.described, each, THUMBNAIL), [*as_text(each)][:LINES])
-        for file, each in zip(files, said, strict=False)
+        for file, each in zip(files, said, strict=True)
     ]
 
 

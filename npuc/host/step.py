@@ -49,10 +49,7 @@ class HostStep:
         """
         with consistent(self), np.errstate(all="ignore"):
             inputs = [tensors[name] for name in self.inputs]
-            samples = len(next(iter(tensors.values())))
-            outputs = (
-                self._compute(inputs) if inputs else (np.broadcast_to(self.value, (samples, *self.value.shape)),)
-            )
+            outputs = self._compute(inputs) if inputs else (self._repeat(len(next(iter(tensors.values())))),)
             tensors.update(zip(self.outputs, outputs, strict=True))
 
     def conversion_numbers(self) -> tuple[float, int]:
@@ -82,6 +79,11 @@ class HostStep:
         """The tensor that a constant step provides. Raises ArtefactError (E502) if it is none."""
         with consistent(self):
             return np.array(self.attrs["value"], self.attrs["dtype"]).reshape(self.attrs["shape"])
+
+    def _repeat(self, samples: int) -> Array:
+        """A constant, repeated for every sample."""
+        value = self.value
+        return np.broadcast_to(value, (samples, *value.shape))
 
     @property
     def _zero(self) -> float:
