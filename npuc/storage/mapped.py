@@ -109,11 +109,20 @@ def trim() -> None:
     release()
 
 
+M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 23
+"""glibc's number of the size, in bytes, from which a block is no part of the heap and goes back when it is freed.
+
+glibc raises it to the largest block that was freed: the maps of the next sample then lie in the heap, among gaps.
+"""
+
+
 @cache
 def _malloc_trim() -> Any:
-    """glibc's malloc_trim; None with another C library."""
+    """glibc's malloc_trim, once large blocks are kept out of the heap; None with another C library."""
     try:
-        return ctypes.CDLL(None).malloc_trim
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        return library.malloc_trim
     except (AttributeError, OSError, TypeError):
         return None
 
