@@ -164,10 +164,11 @@ class Nvdla(Target):
             for number in range(each.start, min(each.start + each.count, len(commands)))
         }
         results = {each.start + each.count - 1: each.result.tensor for each in contents.operations if each.result}
+        rows = {command: _listing_row(command, registers) for command in set(commands)}  # few are different
         return [
             {
                 "index": number,
-                **_listing_row(command, registers),
+                **rows[command],
                 "nodes": sources.get(number, []),
                 "tensor": results.get(number),
             }
