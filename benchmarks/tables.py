@@ -21,9 +21,7 @@ import quantised_models
 from networks import SHARED
 
 from npuc import api
-from npuc.ir import Array
 from npuc.models import MODELS, PUBLIC
-from npuc.reference import session
 
 Rows = Iterator[Sequence[str]]
 TRAINED = SHARED / "models"
@@ -58,21 +56,15 @@ def cycles(names: Sequence[str] = tuple(NAMES)) -> Rows:
         programs = [_compile(model, each, samples) for each in public_networks.TARGETS]
         yield NAMES[name], *(_cycles(each.report) for each in programs)
         if name == "digits":
-            with np.load(folder / "digits_test.npz") as file:
-                images, labels = file["x"].astype(np.float32), file["y"]
-            run = session(model.SerializeToString())
-            exact = np.concatenate([np.asarray(run.run(None, {"input": each[None]})[0]) for each in images])
-            told = [_right(next(iter(each.run(images).values())), labels) for each in programs]
-            yield f"digits, right answers (fp32 {_right(exact, labels)})", *told
+            judged = [api.accuracy(model, each, folder / "digits_test.npz") for each in programs]
+            answers = [judged[0]["fp32"], *(each["simulator"] for each in judged)]
+            exact, *told = (f"{100 * each['top1']:.1f} %" for each in answers)
+            yield f"digits, right answers (fp32 {exact})", *told
 
 
 def _cycles(report: Mapping[str, Any]) -> str:
     share = report["npu_macs_share"]
     return f"{report['cycles']:,}" + ("" if share == 1 else f" ({100 * share:.1f} %)")
-
-
-def _right(outputs: Array, labels: Any) -> str:
-    return f"{100 * (outputs.argmax(axis=1) == labels).mean():.1f} %"
 
 
 def _compile(model: onnx.ModelProto, title: str, samples: Any) -> api.Compiled:
