@@ -3,16 +3,17 @@
     python benchmarks/detectors.py [--model M ..] [--target T ..] [--level 0|1|2] [--seed N ..] [--mixed]
 
 The detectors are fitted to synthetic scenes: npuc.models.detector with three biases of its scores, whose Sigmoid
-the host computes, and the YOLOv8-like and SSD-like ones of npuc.models.fitted. 64 images for calibration, 200 for
-the test.
+the host computes, and those of npuc.models.fitted (YOLOv8-like, SSD-like, of text). 64 images for
+calibration, 200 for the test. "8 bits alone": fp32 that rounds activations, and nothing else.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -21,16 +22,19 @@ import click
 import numpy as np
 import onnx
 from accuracy import by_onnxruntime
+from onnx import helper, numpy_helper
 
 from npuc import api
 from npuc.ir import Array
 from npuc.models import detector, fitted
 from npuc.models.detector import CLASSES, SURE, Scenes
-from npuc.reference import session
+from npuc.reference import session, with_outputs
 from npuc.registry import TARGETS
+from npuc.running import run_batches
 from npuc.samples import loading as data
 from npuc.target import Options
 from npuc.text.terminal import as_json, table
+from npuc.verification.batches import integer_runner
 from npuc.verification.judging.boxes import Decoding
 from npuc.verification.judging.detections import Detections
 from npuc.verification.judging.metric import FP32
@@ -44,7 +48,8 @@ MEASURED = ("easynpu", "nvdla-small", "nvdla-full", "bm1684")
 class Yardstick:
     """A fitted detector, its scenes, and its outputs as boxes and scores.
 
-    decode: (samples, 4, N) centres and sizes in pixels, (samples, classes, N).
+    decode: (samples, 4, N) centres and sizes in pixels, (samples, classes, N); of text scores of pixels alone,
+    (samples, 4, 0) and (samples, 1, N).
     """
 
     build: Callable[[int], onnx.ModelProto]
@@ -72,6 +77,11 @@ def _from_pair(outputs: list[Array]) -> tuple[Array, Array]:
     return np.concatenate([(low + high) / 2, high - low], axis=1), scores[:, 1:]
 
 
+def _from_pixels(outputs: list[Array]) -> tuple[Array, Array]:
+    scores = outputs[0].reshape(len(outputs[0]), 1, -1)
+    return np.empty((len(scores), 4, 0), np.float32), scores
+
+
 YARDSTICKS = {
     **{
         f"cells {bias}": Yardstick(partial(detector.detector, -bias), detector.scenes, detector.SIZE, _from_cells)
@@ -79,6 +89,7 @@ YARDSTICKS = {
     },
     "yolo": Yardstick(fitted.yolo, fitted.images, fitted.SIZE, _from_columns),
     "ssd": Yardstick(fitted.ssd, fitted.images, fitted.SIZE, _from_pair),
+    "text": Yardstick(fitted.text, fitted.text_images, fitted.SIZE, _from_pixels),
 }
 
 
@@ -94,13 +105,13 @@ class Row:
     detector: str
     computation: str
     seed: int
-    map50: float
-    boxes_db: float
+    map50: float | None
+    boxes_db: float | None
     scores_db: float
-    recall: float
+    recall: float | None
     cells: float
     precision: float
-    box_error_px: float
+    box_error_px: float | None
     cpu_seconds: float
 
 
@@ -115,6 +126,7 @@ def rows(folder: Path, name: str, seed: int, targets: tuple[str, ...], options: 
         FP32: lambda: partial(_outputs, model.read_bytes())
     }
     made["onnxruntime"] = lambda: partial(_outputs, by_onnxruntime(model, calibration, "MinMax"))
+    made["8 bits alone"] = lambda: _rounded(model, calibration)
     made |= {each: lambda each=each: _compile(each, model, calibration, options) for each in targets}
     for each, make in made.items():
         started = process_time()
@@ -124,9 +136,56 @@ def rows(folder: Path, name: str, seed: int, targets: tuple[str, ...], options: 
 
 
 def _compile(name: str, model: Path, calibration: Path, options: Options) -> Callable[[Array], list[Array]]:
-    """A target's program."""
+    """The integer network of a target's program, with which its words were proved to agree in every bit."""
     program = api.compile(model, name, calibration=calibration, options=options)
-    return lambda pixels: list(program.run({"input": pixels[:, None]}).values())
+    runner = integer_runner(program.program)
+    return lambda pixels: list(run_batches(runner, program.samples({"input": pixels[:, None]})).values())
+
+
+BITS, SHOWN, SHARES = 8, 24, np.geomspace(0.3, 1, 10)
+"""Of `_rounded`: bits, samples, and the shares of the range that are tried."""
+
+
+def _rounded(model: Path, calibration: Path) -> Callable[[Array], list[Array]]:
+    """fp32 in which nothing but what convolutions read and give is rounded to 8 bits, each tensor at its best."""
+    network = onnx.load(model)
+    nodes = [*network.graph.node]
+    names = {each for node in nodes if node.op_type.startswith("Conv") for each in (node.input[0], *node.output)}
+    shown = with_outputs(onnx.load(model), sorted(names - {"input"})).SerializeToString()
+    with np.load(calibration) as file:
+        values = dict(zip(sorted(names - {"input"}), _outputs(shown, file["input"][:SHOWN, 0]), strict=True))
+    del network.graph.node[:]
+    for node in nodes:
+        for at, name in enumerate(node.input):
+            node.input[at] = f"{name}/rounded" if name in values else name
+        network.graph.node.append(node)
+        for name in values.keys() & {*node.output}:
+            numbers = zip(("scale", "zero"), _best_steps(values[name].ravel()), strict=True)
+            network.graph.initializer.extend(
+                numpy_helper.from_array(np.asarray(v), f"{name}/{key}") for key, v in numbers
+            )
+            ends = [f"{name}/scale", f"{name}/zero"]
+            network.graph.node.extend(
+                helper.make_node(op, [of, *ends], [made])
+                for op, of, made in (
+                    ("QuantizeLinear", name, f"{name}/integer"),
+                    ("DequantizeLinear", f"{name}/integer", f"{name}/rounded"),
+                )
+            )
+    return partial(_outputs, network.SerializeToString())
+
+
+def _best_steps(values: Array) -> tuple[np.float32, np.uint8]:
+    """Scale and zero point with the least squared error."""
+    values = values[:: max(values.size // 50_000, 1)]
+    least, largest = min(values.min(), 0), max(values.max(), 0)
+    found: list[tuple[float, np.float32, np.uint8]] = []
+    for low, high in product({*(least * SHARES)}, largest * SHARES):
+        scale = np.float32((high - low) / (2**BITS - 1))
+        zero = np.rint(-low / scale)
+        error = (np.clip(np.rint(values / scale) + zero, 0, 2**BITS - 1) - zero) * scale - values
+        found.append((float(np.square(error).mean()), scale, np.uint8(zero)))
+    return min(found)[1:]
 
 
 def _outputs(model: bytes, samples: Array) -> list[Array]:
@@ -144,29 +203,39 @@ def _row(
     found: tuple[Array, Array],
     seconds: float,
 ) -> Row:
-    boxes, scores = Difference(), Difference()
-    boxes.add(exact[0], found[0])
-    scores.add(exact[1], found[1])
     true, seen = exact[1] >= SURE, found[1] >= SURE
     both = int((true & seen).sum())
+    report = _judged(yardstick, test, exact, found) if exact[0].size else {}
+    return Row(
+        *what,
+        report.get("map50"),
+        _decibels(exact[0], found[0]) if exact[0].size else None,
+        _decibels(exact[1], found[1]),
+        report.get("recall"),
+        both / max(int(true.sum()), 1),
+        both / max(int(seen.sum()), 1),
+        report.get("box_error_px"),
+        seconds,
+    )
+
+
+def _decibels(exact: Array, found: Array) -> float:
+    difference = Difference()
+    difference.add(exact, found)
+    return difference.sqnr_db or np.inf
+
+
+def _judged(
+    yardstick: Yardstick, test: Scenes, exact: tuple[Array, Array], found: tuple[Array, Array]
+) -> Mapping[str, Any]:
+    """What is found of the labels and of fp32's detections."""
     decoding = Decoding("columns", "y", "y", 4 + CLASSES, exact[0].shape[2], "centre", SURE)
     metric = Detections(decoding, (yardstick.size, yardstick.size))
     digests = {
         name: [metric.digest({"y": each[None]}, {}, None) for each in np.concatenate(values, axis=1)]
         for name, values in {FP32: exact, "int8": found}.items()
     }
-    report = metric.report(digests, _labels(test))["int8"]
-    return Row(
-        *what,
-        report["map50"],
-        boxes.sqnr_db or np.inf,
-        scores.sqnr_db or np.inf,
-        report["recall"],
-        both / max(int(true.sum()), 1),
-        both / max(int(seen.sum()), 1),
-        report["box_error_px"],
-        seconds,
-    )
+    return metric.report(digests, _labels(test))["int8"]
 
 
 def _labels(test: Scenes) -> Array:

@@ -27,16 +27,16 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_545,
+    "benchmarks": 3_610,
     "docs": 430,
     "examples": 200,
-    "models": 1_950,
+    "models": 2_000,
     "npuc": 38_560,
     "passes": 6_290,
     "targets/bm1684": 10_270,
     "targets/easynpu": 17_830,
     "targets/nvdla": 21_000,
-    "tests": 65_350,
+    "tests": 65_365,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

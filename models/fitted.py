@@ -1,13 +1,13 @@
-"""Detectors of the families that users bring, as after training: YOLOv8-like and SSD-like.
+"""Detectors of the families that users bring, as after training: YOLOv8-like, SSD-like, and one of text.
 
-They find the discs and blocks of `detector.scenes` on 96 x 96 pixels. As there, no gradients are needed: features
-are random convolutions whose results have the statistics of training images, heads are fitted in closed form. A
-layer is computed on the training images when it is appended to the network.
+They find the discs and blocks of `detector.scenes`, or lines of glyphs, on 96 x 96 pixels. As there, no gradients
+are needed: features are random convolutions whose results have the statistics of training images, heads are fitted
+in closed form. A layer is computed on the training images when it is appended to the network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,12 +32,12 @@ from npuc.models.exported import ExportedBuilder
 from npuc.models.public import REPEATED, centres_of, ssd_boxes, yolo_head
 
 SIZE, SIDES = 96, (10, 61)
-IMAGES = 400
+IMAGES = 200
 """Training images."""
 STRIDES = (4, 8, 16)
 LONGEST = (18, 34, SIZE)
 """The longest side of an object that each level finds."""
-RATIO = 12
+RATIO = 8
 """Cells without an object for each with one."""
 BIAS = -6.0
 """The median logit of cells without an object."""
@@ -59,9 +59,9 @@ class Map:
 class FittedNetwork:
     """A network that is computed on training images while it is built."""
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, name: str, seed: int, draw: Callable[[int, Sequence[int]], Scenes] = images) -> None:
         self.random = np.random.default_rng(seed)
-        self.seen = images(IMAGES, (seed, 0))
+        self.seen = draw(IMAGES, (seed, 0))
         self.net = ExportedBuilder(name, seed)
         self.input = Map(self.net.input((1, 3, SIZE, SIZE)), self.seen.pixels)
 
@@ -90,18 +90,33 @@ class FittedNetwork:
             found.append(x)
         return found[1:]
 
-    def join(self, x: Map, enlarged: Map) -> Map:
+    def join(self, x: Map, enlarged: Map, act: str = "swish") -> Map:
         """A map and one of half its size, enlarged, as a map of 96 channels."""
         scales = np.array([1, 1, 2, 2], np.float32)
         name = self.net.concat(self.net.op("Resize", enlarged.name, "", scales, **REPEATED), x.name)
-        values = np.concatenate([enlarged.values.repeat(2, axis=2).repeat(2, axis=3), x.values], axis=1)
-        return self.random_layer(Map(name, values), 96, 1, "swish")
+        values = np.concatenate([_twice(enlarged.values), x.values], axis=1)
+        return self.random_layer(Map(name, values), 96, 1, act)
+
+    def enlarge(self, x: Map, w: Array, b: Array) -> Map:
+        """A ConvTranspose that makes four equal pixels of each; w: (Co, Ci), b: (Co,)."""
+        taps = np.tile(w.T[:, :, None, None], (1, 1, 2, 2)).astype(np.float32)
+        inputs = [x.name, self.net.weight(taps, "w"), self.net.weight(b.astype(np.float32), "b")]
+        name = self.net.node("ConvTranspose", inputs, kernel_shape=[2, 2], strides=[2, 2])
+        values = np.einsum("dc,nchw->ndhw", w, x.values, optimize=True) + b[:, None, None]
+        return Map(name, _twice(values.astype(np.float32)))
 
     def rows(self, truth: Truth) -> Array:
         """The cells that scores are fitted to: with an object, and RATIO times as many without one."""
         rows, clear = truth.positive.copy(), np.flatnonzero(truth.clear)
         rows[self.random.choice(clear, min(len(clear), RATIO * int(rows.sum())), replace=False)] = True
         return rows
+
+    def shown(self, x: Map) -> tuple[Array, Array]:
+        """Whether each pixel of a map is in a line of text, 0.0 or 1.0, and which pixels layers are fitted to."""
+        wanted = inside(self.seen.boxes, x.values.shape[2]).astype(np.float64)
+        rows = np.zeros(len(wanted), bool)
+        rows[self.random.choice(len(wanted), SHOWN, replace=False)] = True
+        return wanted, rows
 
     def truths(self) -> list[Truth]:
         """What the cells of each level contain: objects up to its longest side that are too long for the last."""
@@ -115,6 +130,11 @@ class FittedNetwork:
             ]
             found.append(Truth.of(own, SIZE // stride, stride))
         return found
+
+
+def _twice(x: Array) -> Array:
+    """A map of which every pixel becomes four."""
+    return x.repeat(2, axis=2).repeat(2, axis=3)
 
 
 def _neck(x: Map, wanted: Array, rows: Array, channels: int, random: np.random.Generator) -> ConvWeights:
@@ -213,3 +233,60 @@ def ssd(seed: int = 0) -> onnx.ModelProto:
     sides = [np.full((each**2, 2), side / SIZE, np.float32) for each, side in zip(extents, ANCHORS, strict=True)]
     rows = net.op("Concat", *boxes, axis=1)
     return net.finish(score, ssd_boxes(net, rows, centres, np.concatenate(sides)[None]))
+
+
+LINES, GLYPH = 4, (5, 4)
+"""Places for lines in an image, one below the other; rows and columns of a glyph, the last of them empty."""
+SHOWN, NECKS = 25_000, 2
+"""Pixels that the layers for text are fitted to, and how many layers look for it one behind the other."""
+
+
+def text_images(count: int, seed: Sequence[int]) -> Scenes:
+    """Images with lines of glyphs and with bars among discs and blocks; a box, of class 0, for each line."""
+    random = np.random.default_rng(seed)
+    pixels, boxes = scenes(count, seed, SIZE, (10, 21)).pixels / 2, list[Array]()
+    for image in pixels:
+        lines: list[tuple[int, ...]] = []
+        for top in range(4, SIZE, SIZE // LINES):
+            dot, length, kind = (int(random.integers(*each)) for each in ((2, 4), (3, 8), (0, 3)))
+            dots = random.random((GLYPH[0], length, GLYPH[1])) < (0.6, 1.0, 0.0)[kind]
+            dots[:, :, -1] &= kind == 1
+            shape = dots.reshape(GLYPH[0], -1).repeat(dot, axis=0).repeat(dot, axis=1)
+            height, width = shape.shape
+            left = int(random.integers(SIZE - width + 1))
+            ink = random.choice((-1, 1)) * random.uniform(0.4, 1.0) + random.normal(0, 0.1, (3, 1, 1))
+            image[:, top : top + height, left : left + width] += shape * ink
+            lines += [(0, left, top, left + width - dot, top + height)] * (kind == 0)
+        boxes.append(np.array(lines, np.float64).reshape(-1, 5))
+    return Scenes(pixels, tuple(boxes))
+
+
+def inside(boxes: Sequence[Array], cells: int) -> Array:
+    """Which cells of each image, (images * cells * cells,), have their centres in a box."""
+    at = (np.arange(cells) + 0.5) * SIZE / cells
+    found = np.zeros((len(boxes), cells, cells), bool)
+    for image, lines in zip(found, boxes, strict=True):
+        for _, left, top, right, bottom in lines:
+            image |= ((top <= at) & (at < bottom))[:, None] & (left <= at) & (at < right)
+    return found.reshape(-1)
+
+
+def text(seed: int = 0) -> onnx.ModelProto:
+    """Text by segmentation, as DBNet: maps of three strides joined, enlarged by two ConvTranspose, a Sigmoid.
+
+    1x3x96x96 -> 1x1x96x96, the probability of each pixel to be in a line of text.
+    """
+    fitted = FittedNetwork("text", seed, text_images)
+    fine, middle, coarse = fitted.trunk("Relu")
+    x = fitted.join(fine, fitted.join(middle, coarse, "Relu"), "Relu")
+    for _ in range(NECKS):
+        wanted, rows = fitted.shown(x)
+        x = fitted.layer(x, _neck(x, wanted[:, None], rows, 64, fitted.random), "Relu")
+    y = fitted.enlarge(x, fitted.random.normal(0, 0.2, (32, 64)), fitted.random.normal(0, 0.2, 32))
+    x = Map(fitted.net.relu(y.name), np.maximum(y.values, 0))
+    wanted, rows = fitted.shown(x)
+    flat, mean, deviation = standardise(taps_of(x.values, 1, rows))
+    w, b = fit_logistic(flat, wanted[rows], BIAS)
+    head = on_raw(w[None], np.array([b]), mean, deviation, 1)
+    y = fitted.enlarge(x, head.w[:, :, 0, 0], head.b)
+    return fitted.net.finish(fitted.net.op("Sigmoid", y.name))

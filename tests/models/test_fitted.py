@@ -43,3 +43,11 @@ def test_objects_are_found_where_they_are(
         objects += len(boxes)
     assert objects > 40
     assert found / objects >= least
+
+
+def test_pixels_of_text_are_told_from_bars_and_things() -> None:
+    run, seen = session(fitted.text()), fitted.text_images(40, (5,))
+    found = np.stack([run.run(None, {"input": image[None]})[0].reshape(-1) > 0.3 for image in seen.pixels])
+    text = fitted.inside(seen.boxes, fitted.SIZE).reshape(found.shape)
+    assert 0.05 < text.mean() < 0.2
+    assert (found & text).sum() / (found | text).sum() >= 0.45
