@@ -60,7 +60,8 @@ def exact_options(*, precise: bool = True) -> Any:
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = False
+    # no arena, which keeps all it had; nor one block for everything in a run, which is mapped anew in each
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     options.log_severity_level = 4
     options.add_session_config_entry(PRECISE, str(int(precise)))
     # keep QuantizeLinear and DequantizeLinear: otherwise onnxruntime quantises float weights between them

@@ -109,7 +109,7 @@ def trim() -> None:
     release()
 
 
-M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 23
+M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 20
 """glibc's number of the size, in bytes, from which a block is no part of the heap and goes back when it is freed.
 
 glibc raises it to the largest block that was freed: the maps of the next sample then lie in the heap, among gaps.
