@@ -31,12 +31,12 @@ CEILINGS = {
     "docs": 430,
     "examples": 200,
     "models": 1_950,
-    "npuc": 38_560,
-    "passes": 6_290,
-    "targets/bm1684": 10_270,
-    "targets/easynpu": 17_830,
-    "targets/nvdla": 21_000,
-    "tests": 65_350,
+    "npuc": 38_655,
+    "passes": 6_480,
+    "targets/bm1684": 10_350,
+    "targets/easynpu": 17_835,
+    "targets/nvdla": 20_940,
+    "tests": 65_640,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

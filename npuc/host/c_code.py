@@ -38,6 +38,7 @@ from npuc.ops.attributes import (
     SIZE,
     SWISH_ALPHA,
 )
+from npuc.program import Program
 from npuc.text.escaping import c_comment
 
 C_TYPES = {
@@ -46,6 +47,17 @@ C_TYPES = {
 }  # fmt: skip
 MOST_RANK = 8
 """NPUC_RANK of the library."""
+
+
+def parameters(program: Program) -> tuple[list[str], list[str]]:
+    """The parameters of an inference, inputs first: names, frames by what they are, and their declarations."""
+    frames = {each.input for each in program.images if each.fused}
+    found = [
+        (f"{'frame' if port.name in frames else 'input'}_{at}", f"const {C_TYPES[port.dtype]}")
+        for at, port in enumerate(program.inputs)
+    ]
+    found += [(f"output_{at}", C_TYPES[port.dtype]) for at, port in enumerate(program.outputs)]
+    return [name for name, _ in found], [f"{kind} *{name}" for name, kind in found]
 
 
 @dataclass

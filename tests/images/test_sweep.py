@@ -26,6 +26,9 @@ FOUND = [
     ),  # a matrix in 8 bits
     Case(("nvdla-full", "int16"), "rgba", "bgra", "nhwc", "mtcnn", 1, last=False),  # int16 with given scales
     Case(("nvdla-full", "int16"), "rgb", "rgb", "nhwc", "tf", 1, last=False),
+    Case(
+        ("nvdla-full", "int16"), "rgba", "bgra", "nchw", "none", 3, last=False, before="Mul"
+    ),  # scaled a selection
 ]
 
 
