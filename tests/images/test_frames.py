@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 import sys
@@ -196,6 +197,9 @@ def test_the_host_converts_yuv_and_says_so(target: str, tmp_path: Path) -> None:
     assert noise(made.run({"x": frames})["y"].reshape(-1, 4), exact) > 24
     hosted = [each["node"] for each in made.program.manifest["account"] if each["place"] == "host"]
     assert "x/cast" in hosted
+    made.save(tmp_path / "o")
+    form = "okkernel" if target == "bm1684" else "c"
+    npuc("export", tmp_path / "o", "--format", form, "-o", tmp_path / "c").done()  # a part without a frame
 
 
 def test_before_opset_10_a_cast_takes_the_place_of_the_scale(tmp_path: Path) -> None:
@@ -456,9 +460,23 @@ def test_the_c_driver_takes_the_bytes_of_frames(tmp_path: Path) -> None:
         tmp_path / "c",
     ).done()
     program = (tmp_path / "c" / "npuc_program.c").read_text("utf-8")
+    header = (tmp_path / "c" / "npuc_program.h").read_text("utf-8")
     assert "NPUC_UINT8" in program and "npuc_op_frame(" in program and "npuc_op_quantize" not in program
     done = subprocess.run(["make", "check"], cwd=tmp_path / "c", capture_output=True, text=True, check=False)
     assert "2 samples as simulated" in done.stdout, done.stdout + done.stderr
+    sources = [each for each in (tmp_path / "c").rglob("*.c") if each.stem not in ("main", "self_test")]
+    subprocess.run(
+        ["cc", "-I.", "-shared", "-fPIC", "-o", "run.so", *sources, "-lm"], cwd=tmp_path / "c", check=True
+    )
+    assert "int npuc_run(const uint8_t *frame_0, float *output_0, void *arena);" in header
+    library = ctypes.CDLL(str(tmp_path / "c" / "run.so"))
+    library.npuc_model_power_up()
+    assert library.npuc_init(ctypes.byref(ctypes.c_char.in_dll(library, "npuc_program"))) == 0
+    frame, found = made.samples(tmp_path / "photos").inputs["x"][:1], np.empty((1, 4), np.float32)
+    arena = np.empty(int(header.split("NPUC_ARENA_BYTES ")[1].split()[0]) // 8 + 1)
+    pointers = [ctypes.c_void_p(each.ctypes.data) for each in (frame, found, arena)]
+    assert library.npuc_run(*pointers) == 0
+    np.testing.assert_array_equal(found, made.run({"x": frame})["y"].reshape(1, 4))
 
 
 def test_commands_that_run_the_model_see_the_same_frames(tmp_path: Path) -> None:

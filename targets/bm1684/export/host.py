@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -34,6 +35,7 @@ TEXT = """\
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -53,12 +55,13 @@ void expect(bool done, const std::string &what)
     }}
 }}
 
-struct Frame {{  // a camera's bytes, which become words of four images, with a border around them
+struct Frame {{  // a camera's bytes, which become words of four images with a border around them, or floats
     std::size_t images, channels, height, width;
     std::size_t rows, columns, top, left;  // of the frame, and where it begins
     std::size_t strides[4];                // in the camera's bytes
     unsigned border[4];                    // of each channel
-    unsigned flipped;                      // bits of each byte
+    bool is_float;
+    unsigned flipped;  // bits of each byte
 }};
 
 struct Region {{
@@ -100,8 +103,12 @@ std::vector<char> stored(const Region &region, const void *from)
         const std::size_t row = y - f.top, column = x - f.left;  // beyond the frame before it, too
         const std::size_t at = n * f.strides[0] + c * f.strides[1] + row * f.strides[2] + column * f.strides[3];
         const unsigned value = row < f.rows && column < f.columns ? data[at] : f.border[c];
-        words[(((n / 4 * f.channels + c) * f.height + y) * f.width + x) * 4 + n % 4] =
-            static_cast<char>(value ^ f.flipped);
+        const float number = static_cast<float>(value);
+        if (f.is_float)
+            std::memcpy(&words[i * sizeof number], &number, sizeof number);
+        else
+            words[(((n / 4 * f.channels + c) * f.height + y) * f.width + x) * 4 + n % 4] =
+                static_cast<char>(value ^ f.flipped);
     }}
     return words;
 }}
@@ -164,14 +171,14 @@ WORDS = """Tensors are of 8 bits in words of four images (4N): map.json
 // outside the public OKK interface; it was verified on the vendor's chip model and has not run on silicon."""
 
 
-def launcher(contents: Contents) -> str:
+def launcher(contents: Contents, program: Program) -> str:
     """The C++ program that reads weights and inputs, frames as they are, launches the kernel, writes outputs."""
     inputs = [each for each in contents.regions if _is_placed(contents, each, "input")]
     outputs = [
         f"output_{number}"
         for number in range(sum(_is_placed(contents, each, "output") for each in contents.regions))
     ]
-    frames = frames_of(contents)
+    frames = frames_of(contents, program)
     read, pointers, given = list[str](), list[str](), list[str]()
     for number, each in enumerate(inputs):
         kind, element, data = "input", "void", f"given[{number + 1}].data()"
@@ -224,25 +231,37 @@ class Frame:
         extents = [given[self.perm.index(axis)] for axis in range(4)]
         strides = [prod(extents[axis + 1 :]) for axis in self.perm]
         numbers = (*self.shape, *self.sizes, *self.begins, initialiser(strides), initialiser(self.border))
-        return initialiser((*numbers, 128 ^ int(OFFSETS[self.place.dtype])))
+        in_words = self.place.dtype in OFFSETS
+        return initialiser(
+            (*numbers, str(not in_words).lower(), 128 ^ int(OFFSETS[self.place.dtype]) if in_words else 0)
+        )
 
     def given(self, words: Array) -> bytes:
         """The camera's bytes of a region's."""
-        values = of_words(words, self.place.shape, self.place.dtype).view(np.uint8) ^ np.uint8(128)
+        found = of_words(words, self.place.shape, self.place.dtype)
+        values = (
+            found.astype(np.uint8) if self.place.dtype not in OFFSETS else found.view(np.uint8) ^ np.uint8(128)
+        )
         (top, left), (rows, columns) = self.begins, self.sizes
         inside = values.reshape(self.shape)[:, :, top : top + rows, left : left + columns]
         return inside.transpose(np.argsort(self.perm)).tobytes()
 
 
-def frames_of(contents: Contents) -> dict[str, Frame]:
-    """The input regions that hold a frame, less 128, and nothing else, by name."""
+def frames_of(contents: Contents, program: Program) -> dict[str, Frame]:
+    """The input regions that hold a frame, less 128 or as floats, and nothing else, by name."""
+    given = {each.name for each in program.inputs if each.dtype == "uint8"}
     steps = {name: each for each in contents.steps for name in each.outputs}
     found: dict[str, Frame] = {}
     for region in contents.regions:
         places = [each for each in contents.placements if each.region == region.name]
-        after = steps.get(places[0].tensor) if len(places) == 1 else None
+        if len(places) != 1 or places[0].bytes != region.bytes:
+            continue
+        if places[0].tensor in given and places[0].dtype not in OFFSETS:
+            frame = Frame(places[0])
+            found[region.name] = replace(frame, sizes=(frame.shape[2], frame.shape[3]))
+        after = steps.get(places[0].tensor)
         before = steps.get(after.inputs[0]) if after is not None and after.inputs else None
-        if after is None or before is None or not less_128(before, after) or places[0].bytes != region.bytes:
+        if after is None or before is None or not less_128(before, after):
             continue
         frame = _frame(places[0], before.inputs[0], steps)
         if frame is not None:
@@ -355,6 +374,7 @@ class _RegionRecorder(Runner):
 
     def __init__(self, program: Program) -> None:
         super().__init__(program, "own")
+        self.program = program
         self.given: list[list[bytes]] = []
         self.wanted: list[list[bytes]] = []
 
@@ -368,7 +388,7 @@ class _RegionRecorder(Runner):
 
     def _region_bytes(self, memory: Array, direction: str) -> list[bytes]:
         """The bytes of the input or output regions; frames as they were given."""
-        frames = frames_of(self.contents)
+        frames = frames_of(self.contents, self.program)
         found: list[bytes] = []
         for region, _ in self.placed_regions(direction):
             held = memory[self.starts[region.name] :][: region.bytes]
