@@ -31,12 +31,12 @@ CEILINGS = {
     "docs": 430,
     "examples": 200,
     "models": 1_950,
-    "npuc": 38_655,
+    "npuc": 38_660,
     "passes": 6_480,
-    "targets/bm1684": 10_350,
+    "targets/bm1684": 10_370,
     "targets/easynpu": 17_835,
     "targets/nvdla": 20_940,
-    "tests": 65_640,
+    "tests": 65_700,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

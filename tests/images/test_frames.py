@@ -491,6 +491,10 @@ def test_commands_that_run_the_model_see_the_same_frames(tmp_path: Path) -> None
     (row,) = npuc("compare", model, "--targets", "easynpu", *given, "--json").json["rows"]
     assert row["argmax_agreement"] == 1.0 and row["sqnr_db"] > 20
     npuc("report", out, "--model", model, "--data", folder, "-o", tmp_path / "r.html").done()
+    given = ("--input", "imagenet", "--calibration", folder, "--grid", "pe_rows=1,4", "--jobs", "1", "--json")
+    points = npuc("sweep", model, "--target", "easynpu", *given).json["points"]
+    usual = npuc("compile", model, "--target", "easynpu", "--input", "imagenet", *SYNTHETIC, "-o", out, "--json")
+    assert points[1]["cycles"] < points[0]["cycles"] == usual.json["cycles"]
 
 
 def test_variants_take_pictures_in_their_own_batches(tmp_path: Path) -> None:
