@@ -2,8 +2,8 @@
 
 A frame of bytes is dequantised, brought into the model's layout and order, and normalised. Where all channels have
 one mean, a whole number, this is one DequantizeLinear: a scale and a zero point. Otherwise it gives the distance
-from the middle, and passes fold the rest into the first convolution; where that has padding, which is not
-normalised, it is a layer of its own.
+from the middle, and passes fold the rest into the first convolution. Where that has padding, which is not
+normalised, it is a layer of its own, or machines of integers put a border in place of padding (passes/frames.py).
 """
 
 from __future__ import annotations
