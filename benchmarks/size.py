@@ -33,7 +33,7 @@ CEILINGS = {
     "models": 1_950,
     "npuc": 38_660,
     "passes": 6_480,
-    "targets/bm1684": 10_370,
+    "targets/bm1684": 10_375,
     "targets/easynpu": 17_835,
     "targets/nvdla": 20_940,
     "tests": 65_700,

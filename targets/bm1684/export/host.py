@@ -97,19 +97,23 @@ std::vector<char> stored(const Region &region, const void *from)
     if (f.images == 0)
         return std::vector<char>(data, data + region.bytes);
     std::vector<char> words(region.bytes);
-    for (std::size_t i = 0; i < f.images * f.channels * f.height * f.width; i++) {{
-        const std::size_t x = i % f.width, y = i / f.width % f.height;
-        const std::size_t c = i / f.width / f.height % f.channels, n = i / f.width / f.height / f.channels;
-        const std::size_t row = y - f.top, column = x - f.left;  // beyond the frame before it, too
-        const std::size_t at = n * f.strides[0] + c * f.strides[1] + row * f.strides[2] + column * f.strides[3];
-        const unsigned value = row < f.rows && column < f.columns ? data[at] : f.border[c];
-        const float number = static_cast<float>(value);
-        if (f.is_float)
-            std::memcpy(&words[i * sizeof number], &number, sizeof number);
-        else
-            words[(((n / 4 * f.channels + c) * f.height + y) * f.width + x) * 4 + n % 4] =
-                static_cast<char>(value ^ f.flipped);
-    }}
+    std::size_t i = 0;
+    for (std::size_t n = 0; n < f.images; n++)
+        for (std::size_t c = 0; c < f.channels; c++)
+            for (std::size_t y = 0; y < f.height; y++) {{
+                const std::size_t row = y - f.top;  // beyond the frame before it, too
+                const std::size_t line = n * f.strides[0] + c * f.strides[1] + row * f.strides[2];
+                for (std::size_t x = 0; x < f.width; x++, i++) {{
+                    const bool inside = row < f.rows && x - f.left < f.columns;
+                    const unsigned value = inside ? data[line + (x - f.left) * f.strides[3]] : f.border[c];
+                    const float number = static_cast<float>(value);
+                    if (f.is_float)
+                        std::memcpy(&words[i * sizeof number], &number, sizeof number);
+                    else
+                        words[(i - (n - n / 4) * f.channels * f.height * f.width) * 4 + n % 4] =
+                            static_cast<char>(value ^ f.flipped);
+                }}
+            }}
     return words;
 }}
 
