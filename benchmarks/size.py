@@ -31,12 +31,12 @@ CEILINGS = {
     "docs": 430,
     "examples": 200,
     "models": 2_000,
-    "npuc": 38_560,
-    "passes": 6_290,
-    "targets/bm1684": 10_270,
-    "targets/easynpu": 17_830,
-    "targets/nvdla": 21_000,
-    "tests": 65_365,
+    "npuc": 38_665,
+    "passes": 6_480,
+    "targets/bm1684": 10_375,
+    "targets/easynpu": 17_835,
+    "targets/nvdla": 20_940,
+    "tests": 65_715,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

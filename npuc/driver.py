@@ -188,6 +188,7 @@ def survey_of(request: Request) -> Survey:
         request.options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=None
     )
     asked = replace(request, options=replace(options, strict=False), calibration=())
+    asked = _bind_descriptions(asked)
     try:
         plan = plan_model(asked)
     except NpucError as error:

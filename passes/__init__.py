@@ -12,9 +12,10 @@
    `recognise_batch_norm`, which transforms those with constants. `unify_pooling` and `lift_to_2d` follow the
    layout; the latter also lifts the new batch normalisations.
 4. Fusion. `fold_batch_norm` precedes `merge_pads`, so that a batch normalisation between a Pad and a Conv without
-   padding can still be folded exactly. `fuse_activation` follows both: the activation must be the next reader of
-   the folded result. `split_before_moves` then separates the parts of the last tensors, whatever moved or joined
-   them. `mark_residual_add` comes last: it annotates the operators that remain.
+   padding can still be folded exactly; `fold_mixtures` follows, for those with padding. `fuse_activation` follows
+   both: the activation must be the next reader of the folded result. `split_before_moves` then separates the parts
+   of the last tensors, whatever moved or joined them. `mark_residual_add` comes last: it annotates the operators
+   that remain.
 """
 
 from npuc.passes.cleanup.boundary_moves import split_before_moves
@@ -22,7 +23,7 @@ from npuc.passes.cleanup.clutter import fold_constants, merge_duplicates, remove
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from npuc.passes.cleanup.pads import merge_pads
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes
-from npuc.passes.fusion import fold_batch_norm, fuse_activation, mark_residual_add
+from npuc.passes.fusion import fold_batch_norm, fold_mixtures, fuse_activation, mark_residual_add
 from npuc.passes.recognition.canonical_forms import lift_to_2d, unify_pooling
 from npuc.passes.recognition.recognise_activations import recognise_activations, recognise_softmax
 from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
@@ -45,6 +46,7 @@ FLOAT_PASSES: tuple[Pass, ...] = (
     lift_to_2d,
     fold_batch_norm,
     merge_pads,
+    fold_mixtures,
     fuse_activation,
     split_before_moves,
     mark_residual_add,

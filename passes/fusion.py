@@ -9,7 +9,19 @@ import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
-from npuc.ops.attributes import ACTIVATION, DILATIONS, FUSED_INPUT, GROUP, MAX, MIN, PADS
+from npuc.ops.attributes import (
+    ACTIVATION,
+    AXES,
+    AXIS,
+    DILATIONS,
+    FUSED_INPUT,
+    GROUP,
+    MAX,
+    MIN,
+    PADS,
+    STRIDES,
+)
+from npuc.ops.movement import slice_index
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes
 from npuc.passes.recognition.recognise_activations import merge_limits
 from npuc.passes.recognition.recognise_batch_norm import (
@@ -32,7 +44,8 @@ def fold_batch_norm(graph: Graph) -> Graph:
     between the two has one reader. A constant row that scales or shifts tokens is folded into the Gemms that read
     them. Computed in float64.
     """
-    return rewrite(graph, merge_batch_norms, _into_producer, _into_reader, _row_into_products, merge_reshapes)
+    rules = (merge_batch_norms, _into_producer, _into_reader, _mix_into_reader, _row_into_products, merge_reshapes)
+    return rewrite(graph, *rules)
 
 
 def _into_producer(rewriter: Rewriter, node: Node) -> bool:
@@ -78,6 +91,58 @@ def _into_reader(rewriter: Rewriter, node: Node) -> bool:
     sources = rewriter.sources(norm, node)
     rewriter.replace(node, *before, replace(node, inputs=(*x, *names), sources=sources))
     return True
+
+
+def fold_mixtures(graph: Graph) -> Graph:
+    """What only selects or mixes the few channels of an image, folded into the Conv that alone reads it.
+
+    With padding, which is not mixed, only if nothing is added. Computed in float64.
+    """
+    return rewrite(graph, _mix_into_reader)
+
+
+FEW_CHANNELS = 4
+"""Channels of an image, whose order or mixture becomes part of the weights that read it."""
+
+
+def _mix_into_reader(rewriter: Rewriter, node: Node) -> bool:
+    """y = w (m x + shift) + b = (w m) x + (w shift + b): with padding only if there is no shift."""
+    parameters = _parameters(rewriter, node) if node.op == "Conv" and GROUP(node) == 1 else None
+    mixing = rewriter.private(node.inputs[0]) if parameters is not None else None
+    found = _mixture(rewriter, mixing) if mixing is not None else None
+    if parameters is None or mixing is None or found is None:
+        return False
+    (w, b), (matrix, shift) = parameters, found
+    if max(matrix.shape) > FEW_CHANNELS or (any(PADS(node)) and shift.any()):
+        return False
+    mixed = np.einsum("km...,mc->kc...", w.astype(np.float64), matrix)
+    moved = b + w.reshape(*w.shape[:2], -1).sum(axis=2) @ shift
+    if not in_float32(mixed, moved):
+        return False
+    names = _store(rewriter, node.output, mixed, moved)
+    sources = rewriter.sources(mixing, node)
+    rewriter.replace(node, replace(node, inputs=(mixing.inputs[0], *names), sources=sources))
+    return True
+
+
+def _mixture(rewriter: Rewriter, node: Node) -> tuple[Array, Array] | None:
+    """The matrix (outputs, inputs) and the shifts of what selects channels, or of single taps over all."""
+    channels = np.eye(rewriter.shape(node.inputs[0])[1]) if len(rewriter.shape(node.output)) == 4 else None
+    if channels is None:
+        return None
+    if node.op == "Slice" and AXES(node) == (1,):
+        found = channels[slice_index(node)[1]]
+        return found, np.zeros(len(found))
+    if node.op == "Gather" and AXIS(node) == 1:
+        places = rewriter.constants.get(node.inputs[1])
+        found = None if places is None or places.ndim != 1 else channels[places]
+        return None if found is None else (found, np.zeros(len(found)))
+    parameters = _parameters(rewriter, node) if node.op == "Conv" and GROUP(node) == 1 else None
+    if parameters is None or ACTIVATION(node) or any(PADS(node)):
+        return None
+    w, b = parameters
+    alone = set(w.shape[2:]) == {1} and set(STRIDES(node) or (1,)) == {1}
+    return (w[..., 0, 0].astype(np.float64), b) if alone and w.ndim == 4 else None
 
 
 def _row_into_products(rewriter: Rewriter, node: Node) -> bool:

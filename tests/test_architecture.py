@@ -26,7 +26,7 @@ TOP = (
 )  # fmt: skip
 
 ROOMS = {
-    "npuc.passes": "rewriting cleanup recognition fusion expansion scales",
+    "npuc.passes": "rewriting cleanup recognition fusion frames expansion scales",
     "npuc.quantize": "arithmetic calibration scales network improvement qdq table",
     "npuc.targets.easynpu": "flags machine layers plan program simulate network export rtl view target",
     "npuc.targets.nvdla": (

@@ -237,6 +237,7 @@ def _candidates(named: tuple[str, ...], targets: str | None, machines: tuple[str
 @target_flags
 @strict_option
 @calibration_option
+@input_option
 @limit_options
 @format_options("text", "json", "csv")
 def sweep(

@@ -228,6 +228,7 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @target_flags
 @strict_option
 @bind_option
+@input_option
 @cut_options
 @format_options("text", "json", "sarif")
 @limit_options

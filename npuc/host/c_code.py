@@ -19,6 +19,7 @@ from npuc.host import c_text
 from npuc.host.allocation import Buffer, allocate, peak
 from npuc.host.c_text import array, elements, floating, initialiser
 from npuc.host.copies import MOVES, Copy, copies_of, copy_between
+from npuc.images.description import Description
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import (
     ACTIVATION,
@@ -38,6 +39,8 @@ from npuc.ops.attributes import (
     SIZE,
     SWISH_ALPHA,
 )
+from npuc.program import Program
+from npuc.storage.records import read
 from npuc.text.escaping import c_comment
 
 C_TYPES = {
@@ -46,6 +49,21 @@ C_TYPES = {
 }  # fmt: skip
 MOST_RANK = 8
 """NPUC_RANK of the library."""
+
+
+def parameters(program: Program) -> tuple[list[str], list[str]]:
+    """The parameters of an inference, inputs first: names, frames by what they are, and their declarations.
+
+    program: also one part of several, which may not have the images of the whole.
+    """
+    images = read(tuple[Description, ...], program.manifest.get("images", []), "images")
+    frames = {each.input for each in images if each.fused}
+    found = [
+        (f"{'frame' if port.name in frames else 'input'}_{at}", f"const {C_TYPES[port.dtype]}")
+        for at, port in enumerate(program.inputs)
+    ]
+    found += [(f"output_{at}", C_TYPES[port.dtype]) for at, port in enumerate(program.outputs)]
+    return [name for name, _ in found], [f"{kind} *{name}" for name, kind in found]
 
 
 @dataclass

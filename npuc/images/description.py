@@ -36,6 +36,8 @@ from npuc.text.terminal import closest, page
 
 CHANNELS: Mapping[str, str] = {order: order for order in ("rgb", "bgr", "rgba", "bgra")} | {"gray": "y"}
 """The channels of each order, a letter each."""
+FRAMES: Mapping[str, str] = {**CHANNELS, yuv.FULL: yuv.FULL}
+"""The same, of frames with a value of each channel for each pixel."""
 LAYOUTS = ("nhwc", "nchw")
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos")
 PIXEL = 255
@@ -101,7 +103,7 @@ class Description:
         """The shape of the frames of one sample."""
         if self.given in yuv.YUV:
             return (self.shape[0], *yuv.frame_shape(self.given, self.size))
-        batch, channels = self.shape[0], len(CHANNELS[self.given])
+        batch, channels = self.shape[0], len(FRAMES[self.given])
         return (batch, *self.size, channels) if self.layout == "nhwc" else (batch, channels, *self.size)
 
     @property
@@ -131,6 +133,8 @@ class Description:
         if self.given in yuv.YUV:
             return self.normalise(yuv.to_rgb(frames, self.given)[..., self.places])
         pixels = frames if self.layout == "nhwc" else np.moveaxis(frames, -3, -1)
+        if self.given == yuv.FULL:
+            pixels = yuv.to_rgb(pixels, yuv.FULL)
         return self.normalise(pixels[..., self.places] / np.float32(self.unit))
 
     def bound_to(self, types: Mapping[str, TensorType]) -> Description:
@@ -258,13 +262,13 @@ def _read(key: str, value: Any, name: str, folder: Path) -> Any:
     """The value of a key as the field holds it. Raises DataError (E405) for an invalid one."""
     choices: Mapping[str, Any] = {
         "order": CHANNELS,
-        "frame": (*CHANNELS, *yuv.YUV, FLOAT),
+        "frame": (*FRAMES, *yuv.YUV, FLOAT),
         "layout": LAYOUTS,
         "bits": DEPTHS,
         "interpolation": INTERPOLATIONS,
     }
     if key in choices:
-        if value in yuv.YUV and key == "order":
+        if value in (*yuv.YUV, yuv.FULL) and key == "order":
             remedy = f'frame = "{value}", and the order that the model expects'
             raise _bad_key(f"order = {value!r} is what a camera gives", name, ", ".join(CHANNELS), remedy)
         known = tuple(choices[key])
@@ -327,7 +331,7 @@ def _check(found: Description) -> Description:
             raise _bad_key(f"{key} has {len(values)} values", name, limit)
     if found.given in yuv.YUV and found.layout != "nhwc":
         raise _bad_key(f"layout = {found.layout!r} beside frame = {found.frame!r}", name, "no layout")
-    if found.given in yuv.YUV and found.bits != DEPTHS[0]:
+    if found.given in (*yuv.YUV, yuv.FULL) and found.bits != DEPTHS[0]:
         raise _bad_key(f"bits = {found.bits} beside frame = {found.frame!r}", name, "8 bits")
     if not {*CHANNELS[found.order]} <= {*CHANNELS.get(found.given, "rgb")}:
         limit = "a frame with all channels of the order"

@@ -134,9 +134,10 @@ def _letterbox(image: Image.Image, size: tuple[int, int], value: int, method: An
 
 def frame_of(pixels: Array, described: Description) -> Array:
     """The frame that a camera would give for pixels (H, W, C): what it has beyond the order is opaque (255)."""
-    if described.given in yuv.YUV:
+    if described.given in (*yuv.YUV, yuv.FULL):
         rgb = [CHANNELS[described.order].index(each) for each in "rgb"]
-        return yuv.from_rgb(pixels[..., rgb], described.given)
+        frame = yuv.from_rgb(pixels[..., rgb], described.given)
+        return frame if described.layout == "nhwc" else np.moveaxis(frame, -1, 0)
     given, order = CHANNELS[described.given], CHANNELS[described.order]
     opaque = np.full(pixels.shape[:2], 255, np.uint8)
     planes = [pixels[..., order.index(each)] if each in order else opaque for each in given]

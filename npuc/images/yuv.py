@@ -1,7 +1,8 @@
-"""Frames in YUV with fewer values of chroma than of luma, BT.601 with luma 16..235, as cameras give them.
+"""Frames in YUV, BT.601 with luma 16..235, as cameras give them.
 
 nv12, nv21: a plane of luma and one of pairs, (3 H / 2, W). yuyv, uyvy: pairs of luma and chroma, (H, W, 2). Chroma
-counts for its 2 x 2 or 1 x 2 pixels. RGB is computed in float and limited to 0..255, without rounding.
+counts for its 2 x 2 or 1 x 2 pixels. RGB is computed in float and limited to 0..255, without rounding. yuv: three
+channels of each pixel, a matrix away from RGB, which is not limited.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ PLANES: Mapping[str, bool] = {"nv12": False, "nv21": True}
 PACKED: Mapping[str, int] = {"yuyv": 0, "uyvy": 1}
 """Formats of one plane; the place of luma in a pair."""
 YUV = (*PLANES, *PACKED)
+"""Those with fewer values of chroma than of luma."""
+FULL = "yuv"
+"""The one with as many."""
 CENTRE = np.array([16.0, 128.0, 128.0])
 TO_RGB = np.array([[1.164, 0.0, 1.596], [1.164, -0.391, -0.813], [1.164, 2.018, 0.0]])
 """From (Y, U, V) - CENTRE to R, G, B. Source: ITU-R BT.601, as OpenCV rounds it."""
@@ -34,7 +38,9 @@ def has_even_chroma(form: str, size: tuple[int, int]) -> bool:
 
 
 def to_rgb(frames: Array, form: str) -> Array:
-    """R, G, B (.., H, W, 3) float32 of frames."""
+    """R, G, B (.., H, W, 3) float32 of frames; of `yuv` (.., H, W, 3)."""
+    if form == FULL:
+        return ((frames - CENTRE) @ TO_RGB.T).astype(np.float32)
     luma, chroma = _split_planes(frames, form)
     rows = 2 if form in PLANES else 1
     wide = chroma.repeat(rows, axis=-3).repeat(2, axis=-2)
@@ -57,6 +63,8 @@ def from_rgb(pixels: Array, form: str) -> Array:
     """The frame that a camera would give for R, G, B (H, W, 3) uint8: chroma is the mean of its pixels."""
     height, width, _ = pixels.shape
     yuv = pixels @ np.linalg.inv(TO_RGB).T + CENTRE
+    if form == FULL:
+        return np.clip(np.rint(yuv), 0, 255).astype(np.uint8)
     rows = 2 if form in PLANES else 1
     chroma = yuv[..., 1:].reshape(height // rows, rows, width // 2, 2, 2).mean(axis=(1, 3))
     luma, chroma = (np.clip(np.rint(each), 0, 255).astype(np.uint8) for each in (yuv[..., 0], chroma))

@@ -12,7 +12,7 @@ import onnx
 from npuc.conditions.values import mask_problems, nan_problems
 from npuc.errors import AMBIGUOUS, NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import bound_values
-from npuc.frontend.frames import OF_YUV, add_frames
+from npuc.frontend.frames import convert_inputs
 from npuc.frontend.importing import import_nodes
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frontend.reading import read_model
@@ -110,7 +110,15 @@ def import_network(model: Path, options: Options, shapes: Shapes, *, host: bool 
     shapes = {
         name: each for name, each in shapes.items() if all(name != d.input for d in options.input if d.fused)
     }
-    return import_nodes(add_frames(proto, options.input), model.parent, shapes, values, host=host)
+    hosted = convert_inputs(proto, options.input)
+    found = import_nodes(proto, model.parent, shapes, values, host=host)
+    return replace(found, nodes=tuple(_on_host(each, hosted) for each in found.nodes))
+
+
+def _on_host(node: ImportedNode, hosted: Mapping[str, Problem]) -> ImportedNode:
+    """The node, refused if it writes one of these tensors, with the reason."""
+    problem = next((hosted[name] for name in node.writes if name in hosted), None)
+    return node if problem is None else replace(node, problem=replace(problem, node=node.source, op=node.op))
 
 
 def with_constant_outputs(network: ImportedModel) -> ImportedModel:
@@ -161,8 +169,6 @@ def refused_nodes(network: ImportedModel, target: Target, options: Options) -> d
             problem = Problem("W202", "it was asked for", node.source, node.op, remedy=f"leave out --deny {asked}")
             found.setdefault(node.name, problem)
     for node in network.nodes:
-        if node.proto.doc_string == OF_YUV:
-            found.setdefault(node.name, Problem("E202", f"it {OF_YUV}", node.source, node.op, limit="RGB"))
         whole = target.left_whole(node.op, network.types.get(next(iter(node.proto.input), "")), options)
         if whole is not None:
             found.setdefault(node.name, replace(whole, node=node.source, op=node.op))

@@ -61,7 +61,8 @@ class Samples:
     left_out: str = ""
     """Why labels found in the files are not used; empty if there are none or they are used."""
     truth: Array | None = None
-    """`y` as stored in the files, (samples, ...) of any type: the reference for outputs other than classes."""
+    """`y` as stored in the files, (samples, ...) of any type: the reference for outputs other than classes. Of
+    batches (samples, batch) classes, one for each element."""
 
     def __len__(self) -> int:
         """The number of samples; 1 for a network without inputs."""
@@ -152,8 +153,12 @@ def _in_batches(samples: Samples, batch: int, path: Path) -> Samples:
         limit = f"{batch} a sample, as the model's batch"
         raise DataError("E402", f"{len(samples)} elements, from '{path}' on, do not fill batches", limit=limit)
     found = Streamed({name: Batches(each, batch) for name, each in rows_of(samples.inputs).items()})
-    left_out = "labels are of single elements, and samples are batches" if samples.truth is not None else ""
-    return Samples(found if isinstance(samples.inputs, Streamed) else dict(found), left_out=left_out)
+    inputs, left_out = found if isinstance(samples.inputs, Streamed) else dict(found), samples.left_out
+    if samples.labels is not None:
+        return Samples(inputs, truth=samples.labels.reshape(-1, batch))
+    if samples.truth is not None:
+        left_out = "labels are of single elements, and samples are batches"
+    return Samples(inputs, left_out=left_out)
 
 
 def _load(
@@ -356,11 +361,16 @@ def _load_pictures(
     small = size <= most and fits(size)
     found = Streamed({name: rows})
     inputs_of = {name: found[name]} if small else found
-    labels = [each.label for each in sources if each.label is not None] if rows.batch == 1 else []
+    labels = [each.label for each in sources if each.label is not None]
     if not labels:
         return Samples(inputs_of)
     classes, reason = _classes_of(labels, rows.described.labels) if len(labels) == len(sources) else (None, SOME)
-    return Samples(inputs_of, classes, left_out=f"'{sources[0].path}': {reason}" if reason else "", truth=classes)
+    left_out = f"'{sources[0].path}': {reason}" if reason else ""
+    if rows.batch > 1:
+        return Samples(
+            inputs_of, left_out=left_out, truth=None if classes is None else classes.reshape(-1, rows.batch)
+        )
+    return Samples(inputs_of, classes, left_out=left_out, truth=classes)
 
 
 SOME = "only some pictures have labels"

@@ -197,7 +197,7 @@ class Bm1684(Target):
         code = exported_kernel.device_code(program, contents, cycles)
         return {
             f"{name}_ok_device_kernel.c": code.encode(),
-            f"{name}_launch.cpp": host.launcher(contents).encode(),
+            f"{name}_launch.cpp": host.launcher(contents, program).encode(),
             WEIGHTS_FILE: program.files.get(WEIGHTS_FILE, b""),
             "map.json": canonical_json(contents.as_json()),
             **host.build_files(name),

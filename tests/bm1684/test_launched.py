@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
+import npuc as api
+from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import load
 from npuc.targets.bm1684.simulate import running, simulator
@@ -92,7 +94,7 @@ def test_a_launcher_takes_the_bytes_of_frames(batch: int, tmp_path: Path) -> Non
     ).done()
     source = (folder / "npuc_net_launch.cpp").read_text("utf-8")
     assert (
-        "npuc_net_run(bm_handle_t handle, const void *weights, const std::uint8_t *frame_0, void *output_0)"
+        "npuc_net_run(const std::uint8_t *frame_0, void *output_0, bm_handle_t handle, const void *weights)"
         in source
     )
     launched = built(folder, "npuc_net", libraries)
@@ -104,6 +106,44 @@ def test_a_launcher_takes_the_bytes_of_frames(batch: int, tmp_path: Path) -> Non
         files = (folder / "found.bin", tests / "output_0.bin", folder / "self_test" / "mask_0.bin")
         found, wanted, mask = (np.fromfile(each, np.uint8) for each in files)
         assert mask.any() and (mask * found == mask * wanted).all()
+
+
+def given_by_the_launcher(made: api.Compiled, folder: Path, frame: Array) -> bytes:
+    """The input region that the launcher makes of a frame's bytes."""
+    files = made.target.export(made.program, "okkernel")
+    folder.mkdir()
+    for name, data in {**files, "frame.bin": frame.tobytes()}.items():
+        (folder / name).write_bytes(data)
+    (source,) = (each for each in files if each.endswith("_launch.cpp"))
+    device = DEVICE.with_name("writing_device.cpp")
+    command = ["g++", "-std=c++11", "-Wall", "-Wextra", "-Werror", "-I", str(DEVICE.parent), "-o", "launched"]
+    subprocess.run([*command, source, str(device)], cwd=folder, check=True)
+    run = ["./launched", "weights.bin", "frame.bin", "out.bin"]
+    return subprocess.run(run, cwd=folder, check=True, capture_output=True).stderr[len(files["weights.bin"]) :]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+@pytest.mark.parametrize(
+    ("batch", "layout", "preset", "pad"),
+    [(1, "nhwc", "imagenet", 1), (5, "nchw", "imagenet", 3), (2, "nhwc", "yolo", 1), (1, "nchw", "tf", 0)],
+)
+def test_a_launcher_lays_frames_out(batch: int, layout: str, preset: str, pad: int, tmp_path: Path) -> None:
+    # by hand: the mean's nearest pixel around it, less 128 (a mean of 0: unsigned), in words of four images
+    model, keys = network(tmp_path, (batch, 3, SIZE, SIZE), pad=pad), {"preset": preset, "layout": layout}
+    made = api.compile(model, "bm1684", precision="int8", calibration="synthetic", input=keys, proof="off")
+    frame = np.random.default_rng(3).integers(0, 256, (batch, 3, SIZE, SIZE)).astype(np.uint8)
+    camera = frame if layout == "nchw" else np.moveaxis(frame, 1, -1)
+    given = given_by_the_launcher(made, tmp_path / "int8", camera)
+    border = {"imagenet": pad, "yolo": 0, "tf": 0}[preset]
+    canvas = np.empty((batch, 3, SIZE + 2 * border, SIZE + 2 * border), np.uint8)
+    canvas[:] = np.array([124, 116, 104], np.uint8).reshape(3, 1, 1)
+    canvas[:, :, border : border + SIZE, border : border + SIZE] = frame
+    words = np.frombuffer(given, np.uint8).reshape(-(-batch // 4), *canvas.shape[1:], 4)
+    floats = api.compile(model, "bm1684", precision="fp32", calibration="synthetic", input=keys, proof="off")
+    numbers = given_by_the_launcher(floats, tmp_path / "fp32", camera)
+    assert np.array_equal(np.frombuffer(numbers, np.float32), camera.ravel())
+    for n in range(batch):
+        assert (words[n // 4, ..., n % 4] == canvas[n] ^ np.uint8(0 if preset == "yolo" else 128)).all()
 
 
 @pytest.mark.skipif(None in (shutil.which("cmake"), shutil.which("g++")), reason="there is no cmake or g++")

@@ -25,7 +25,7 @@ int main(void)
     uint32_t count;
     int failed = fread(&count, sizeof count, 1, stdin) != 1 || fill(NPUC_ITCM, NPUC_ITCM_WORDS) ||
                  fill(NPUC_WEIGHT, NPUC_WEIGHT_WORDS) || fill(NPUC_FMAP, NPUC_FMAP_WORDS) ||
-                 fill(NPUC_SKIP, NPUC_SKIP_WORDS) || npuc_run(count) || show(NPUC_FMAP, NPUC_FMAP_WORDS) ||
+                 fill(NPUC_SKIP, NPUC_SKIP_WORDS) || npuc_execute(count) || show(NPUC_FMAP, NPUC_FMAP_WORDS) ||
                  show(NPUC_SKIP, NPUC_SKIP_WORDS);
 
     if (failed) {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterable
+from dataclasses import astuple
+from itertools import combinations, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.images.sweep import PROCESSORS, Case, cases, check
+from tests.images.sweep import PROCESSORS, Case, cases, check, covering
 
 
 @pytest.mark.parametrize("processor", PROCESSORS, ids="/".join)
@@ -19,6 +22,22 @@ def test_a_program_gives_for_bytes_what_the_model_gives_for_their_floats(
     assert not found
 
 
+@pytest.mark.slow
+def test_the_benchmark_covers_all_pairs_and_every_frame_on_every_target() -> None:
+    def seen(drawn: Iterable[Case], fields: int) -> set[tuple[Any, ...]]:
+        values = [astuple(each) for each in drawn]
+        return {
+            (places, *(each[at] for at in places))
+            for places in combinations(range(len(values[0])), fields)
+            for each in values
+        }
+
+    drawn = [*covering(0)]
+    assert seen(drawn, 2) == seen(cases(0), 2)
+    firsts = {astuple(each)[:5] for each in cases(0)}  # target, order, frame, layout, mean
+    assert {astuple(each)[:5] for each in drawn} == firsts and len(drawn) == len(firsts)
+
+
 FOUND = [
     Case(("easynpu", "int8"), "bgr", "rgba", "nhwc", "none", 3, last=False),  # a selection took 7 bits of 8
     Case(
@@ -26,6 +45,9 @@ FOUND = [
     ),  # a matrix in 8 bits
     Case(("nvdla-full", "int16"), "rgba", "bgra", "nhwc", "mtcnn", 1, last=False),  # int16 with given scales
     Case(("nvdla-full", "int16"), "rgb", "rgb", "nhwc", "tf", 1, last=False),
+    Case(
+        ("nvdla-full", "int16"), "rgba", "bgra", "nchw", "none", 3, last=False, before="Mul"
+    ),  # scaled a selection
 ]
 
 

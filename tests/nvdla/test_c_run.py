@@ -85,8 +85,8 @@ def run(program: Program, found: ctypes.CDLL, inputs: list[Array], outputs: list
 
     hooks = Hooks(None, TWO(write), THREE(poll), TWO(wait), 0)
     ((_, bytes_of_memory),) = memory.regions
-    pointers: Any = [(ctypes.c_void_p * len(each))(*(a.ctypes.data for a in each)) for each in (inputs, outputs)]
-    return found.npuc_run(ctypes.c_void_p(bytes_of_memory.ctypes.data), ctypes.byref(hooks), *pointers)
+    pointers = [ctypes.c_void_p(each.ctypes.data) for each in (*inputs, *outputs, bytes_of_memory)]
+    return found.npuc_run(*pointers, ctypes.byref(hooks))
 
 
 def check(

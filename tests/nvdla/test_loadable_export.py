@@ -211,7 +211,7 @@ def test_each_kind_of_damage_breaks_a_rule(tmp_path: Path) -> None:
 
 def test_an_operation_that_does_not_wait_for_its_input_breaks_a_rule(tmp_path: Path) -> None:
     nodes = [node("Conv", "x w", "a"), node("Conv", "a w", "y")]
-    _, loadable = of_model(network(nodes, (1, 3, 1, 8), {"w": weights(3, 3, 1, 1)}), tmp_path, "nvdla-small")
+    _, loadable = of_model(network(nodes, (1, 3, 1, 8), {"w": weights(3, 3, 1, 2)}), tmp_path, "nvdla-small")
     (entry,) = engine_tasks(loadable)
     common = read_task(loadable, entry).common
     giver = next(each for each in common if each.engine == of.SDP and each.conv.event == of.COMPLETED

@@ -10,7 +10,7 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Array, Attr, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.passes.fusion import fold_batch_norm, fuse_activation, mark_residual_add, separate_clips
+from npuc.passes.fusion import fold_batch_norm, fold_mixtures, fuse_activation, mark_residual_add, separate_clips
 from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
 from npuc.quantize.calibration.histograms import histograms
 from npuc.targets.easynpu.network.passes import limit_at_zero
@@ -480,3 +480,48 @@ def test_a_convolution_that_others_read_stays() -> None:
 def test_without_calibrated_values_nothing_is_folded() -> None:
     before = graph(*FOLDED["second operand"])
     assert FoldShortCuts({})(before) is before
+
+
+PLACES = {
+    "i": np.array([2, 0, 1]),
+    "m": (3, 4, 1, 1),
+    "o": (3,),
+    "w": (5, 3, 3, 3),
+    "k": (3, 4, 3, 3),
+    "f": (5, 4, 1, 1),
+    "v": (2, 5, 3, 3),
+}
+CUT = {"axes": (1,), "starts": (3,), "ends": (0,), "steps": (-1,)}
+
+
+@pytest.mark.parametrize(
+    ("mixing", "weight", "pad", "folded"),
+    [
+        (node("Gather", "x i", "a", axis=1), "w", 1, True),
+        (node("Slice", "x", "a", **CUT), "w", 1, True),
+        (node("Conv", "x m", "a"), "w", 1, True),
+        (node("Conv", "x m o", "a"), "w", 0, True),
+        (node("Conv", "x m o", "a"), "w", 1, False),  # padding is not mixed
+        (node("Conv", "x m", "a", activation="Relu"), "w", 0, False),
+        (node("Conv", "x m", "a", strides=(2, 2)), "w", 0, False),
+        (node("Conv", "x m", "a", pads=(1, 1, 1, 1)), "w", 0, False),
+        (node("Conv", "x k", "a"), "w", 0, False),
+        (node("Conv", "x f", "a"), "v", 0, False),  # five channels
+        (node("Slice", "x", "a", **{**CUT, "axes": (2,), "starts": (5,), "ends": (1,)}), "f", 0, False),
+    ],
+)
+def test_the_order_or_mixture_of_channels_becomes_part_of_weights(
+    mixing: Node, weight: str, pad: int, folded: bool
+) -> None:
+    nodes = (mixing, node("Conv", f"a {weight}", "y", pads=(pad,) * 4))
+    graph = network((1, 4, 7, 7), "y", *nodes, **PLACES)
+    if folded:
+        becomes(fold_mixtures, graph, ["Conv"])
+    else:
+        assert fold_mixtures(graph) is graph
+
+
+def test_a_mixture_with_two_readers_stays() -> None:
+    nodes = (node("Gather", "x i", "a", axis=1), node("Conv", "a w", "y"), node("Relu", "a", "z"))
+    graph = network((1, 4, 7, 7), "y z", *nodes, **PLACES)
+    assert fold_mixtures(graph) is graph

@@ -142,12 +142,14 @@ def only_of_inputs(graph: Graph) -> bool:
 
 
 def source_input(graph: Graph, name: str) -> str | None:
-    """The network input whose elements a tensor contains, possibly moved; None for others."""
+    """The network input whose elements a tensor contains, possibly moved, or the bytes in a border; else None."""
     while name in graph.producers:
         producer = graph.producers[name]
-        if producer.op not in ("Transpose", "Reshape"):
+        computed = [each for each in producer.inputs if each not in graph.constants]
+        bordered = producer.op == "Concat" and graph.tensors[name].dtype == "uint8" and len(computed) == 1
+        if producer.op not in ("Transpose", "Reshape") and not bordered:
             return None
-        name = producer.inputs[0]
+        name = computed[0]
     return name if name in graph.inputs else None
 
 

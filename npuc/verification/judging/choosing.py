@@ -69,7 +69,8 @@ def choose_metric(program: Program, samples: Samples, asked: Asked) -> tuple[Met
         )
     name, why = (asked.metric, "--metric") if asked.metric else _recognise(program, samples)
     if name == "top1":
-        return _classes(program, samples), why, samples.labels
+        metric = _classes(program, samples)
+        return metric, why, samples.labels if samples.labels is not None else samples.truth
     truths = _truths(samples)
     match name:
         case "detections":
@@ -111,6 +112,8 @@ def _recognise(program: Program, samples: Samples) -> tuple[str, str]:
     first = program.outputs[0]
     if samples.labels is not None and prod(first.shape) != 1:
         return "top1", "the labels are one class a sample"
+    if (batch := _batch(program, samples)) > 1:
+        return "top1", f"the labels are one class for each of {batch} elements of a sample"
     steps = len(program.outputs) == 1 and len(_squeeze(first.shape)) == 2
     if steps and _are_sequences(samples.truth):
         return "ctc", f"one output of {_text(first)}: steps and classes; a sequence of labels a sample"
@@ -130,6 +133,16 @@ def _recognise(program: Program, samples: Samples) -> tuple[str, str]:
     reason = f"no metric is recognised by the outputs {shapes}{told}"
     remedy = "say what they are with --metric; --metric regression compares outputs of any shape"
     raise DataError("E402", reason, tensor=first.name, limit=RECOGNISED, remedy=remedy)
+
+
+def _batch(program: Program, samples: Samples) -> int:
+    """The elements of a sample that have a label each and that the program keeps apart; 1 if it is not so."""
+    if samples.labels is not None or not _are_sequences(samples.truth):
+        return 1
+    assert samples.truth is not None
+    batch, ports = samples.truth.shape[1], (*program.inputs, *program.outputs)
+    apart = all(each.shape[:1] == (batch,) for each in ports) and prod(program.outputs[0].shape) > batch
+    return batch if apart else 1
 
 
 def _are_sequences(truth: Array | None) -> bool:
@@ -207,11 +220,12 @@ def _pair(ports: Sequence[Port]) -> tuple[Port, Port] | None:
 
 def _classes(program: Program, samples: Samples) -> Metric:
     first = _numbers(program.outputs[0])
-    if samples.labels is None:
+    batch = _batch(program, samples)
+    if samples.labels is None and batch == 1:
         raise _without_labels(samples)
     if prod(first.shape) < 2:
         raise DataError("E402", "the output has one element: there are no classes to count", tensor=first.name)
-    return Classes(first.name, prod(first.shape))
+    return Classes(first.name, prod(first.shape) // batch, batch)
 
 
 def _detections(program: Program, *, certain: bool) -> Metric:

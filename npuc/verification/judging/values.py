@@ -27,16 +27,18 @@ from npuc.verification.metrics import CLASSES_FOR_TOP5, ranks
 
 @frozen
 class Classes:
-    """Top-1 and top-5 of the first output; the digest is the label's rank and the largest class."""
+    """Top-1 and top-5 of the first output; the digest is the label's rank and the largest class, by element."""
 
     output: str
     classes: int
+    batch: int = 1
+    """Elements of a sample, with a label each."""
     name: str = "top1"
 
-    def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> tuple[int, int]:  # noqa: ARG002
-        """The rank of the labelled class, and the class with the largest element."""
-        values = outputs[self.output].reshape(1, -1)
-        return int(ranks(values, np.asarray(truth))[0]), int(values.argmax())
+    def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Array:  # noqa: ARG002
+        """The rank of the labelled class, and the class with the largest element: (batch, 2)."""
+        values = outputs[self.output].reshape(self.batch, -1)
+        return np.stack([ranks(values, np.asarray(truth)), values.argmax(axis=1)], axis=1)
 
     def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:  # noqa: ARG002
         """Shares of samples with Wilson's intervals, and the paired difference from fp32."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 
-from npuc.host.c_text import FOLDER, comparing, network_name
-from npuc.host.step import less_128
+from npuc.frozen import frozen
+from npuc.host.c_text import FOLDER, comparing, initialiser, network_name
+from npuc.host.step import CONSTANT, HostStep, less_128
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.targets.bm1684.program.artefact import (
@@ -32,6 +35,7 @@ TEXT = """\
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -51,14 +55,25 @@ void expect(bool done, const std::string &what)
     }}
 }}
 
+struct Frame {{  // a camera's bytes, which become words of four images with a border around them, or floats
+    std::size_t images, channels, height, width;
+    std::size_t rows, columns, top, left;  // of the frame, and where it begins
+    std::size_t strides[4];                // in the camera's bytes
+    unsigned border[4];                    // of each channel
+    bool is_float;
+    unsigned flipped;  // bits of each byte
+}};
+
 struct Region {{
     const char *name;
     std::size_t bytes;
     bool is_read;
     bool is_written;
-    std::size_t images;  // of frames, whose bytes become words of four images; 0: as they are
-    unsigned flipped;    // bits of each byte of a frame
-    std::size_t given() const {{ return images > 0 ? bytes / ((images + 3) / 4 * 4) * images : bytes; }}
+    Frame frame;  // images 0: bytes as they are
+    std::size_t given() const
+    {{
+        return frame.images > 0 ? frame.images * frame.channels * frame.rows * frame.columns : bytes;
+    }}
 }};
 
 const Region REGIONS[] = {{
@@ -77,21 +92,35 @@ std::vector<char> contents(const char *path, std::size_t bytes)
 
 std::vector<char> stored(const Region &region, const void *from)
 {{
-    const char *data = static_cast<const char *>(from);
-    if (region.images == 0)
+    const Frame &f = region.frame;
+    const unsigned char *data = static_cast<const unsigned char *>(from);
+    if (f.images == 0)
         return std::vector<char>(data, data + region.bytes);
     std::vector<char> words(region.bytes);
-    const std::size_t each = region.given() / region.images;
-    for (std::size_t n = 0; n < region.images; n++)
-        for (std::size_t i = 0; i < each; i++)
-            words[(n / 4 * each + i) * 4 + n % 4] = static_cast<char>(data[n * each + i] ^ region.flipped);
+    std::size_t i = 0;
+    for (std::size_t n = 0; n < f.images; n++)
+        for (std::size_t c = 0; c < f.channels; c++)
+            for (std::size_t y = 0; y < f.height; y++) {{
+                const std::size_t row = y - f.top;  // beyond the frame before it, too
+                const std::size_t line = n * f.strides[0] + c * f.strides[1] + row * f.strides[2];
+                for (std::size_t x = 0; x < f.width; x++, i++) {{
+                    const bool inside = row < f.rows && x - f.left < f.columns;
+                    const unsigned value = inside ? data[line + (x - f.left) * f.strides[3]] : f.border[c];
+                    const float number = static_cast<float>(value);
+                    if (f.is_float)
+                        std::memcpy(&words[i * sizeof number], &number, sizeof number);
+                    else
+                        words[(i - (n - n / 4) * f.channels * f.height * f.width) * 4 + n % 4] =
+                            static_cast<char>(value ^ f.flipped);
+                }}
+            }}
     return words;
 }}
 
 }}  // namespace
 
 // An inference on an open device: weights.bin, inputs and outputs, as many bytes as REGIONS say.
-extern "C" void {name}_run(bm_handle_t handle, {parameters})
+extern "C" void {name}_run({parameters}, bm_handle_t handle, const void *weights)
 {{
     const void *const given[] = {{{read}}};
     void *const wanted[] = {{{written}}};
@@ -132,7 +161,7 @@ int main(int count, char **values)
         if (region.is_written)
             wanted.emplace_back(region.bytes);
     }}
-    {name}_run(handle, {arguments});
+    {name}_run({arguments}, handle, given[0].data());
     for (const std::vector<char> &data : wanted)
         std::ofstream(*next++, std::ios::binary).write(data.data(), static_cast<long>(data.size()));
     bm_dev_free(handle);
@@ -146,15 +175,15 @@ WORDS = """Tensors are of 8 bits in words of four images (4N): map.json
 // outside the public OKK interface; it was verified on the vendor's chip model and has not run on silicon."""
 
 
-def launcher(contents: Contents) -> str:
+def launcher(contents: Contents, program: Program) -> str:
     """The C++ program that reads weights and inputs, frames as they are, launches the kernel, writes outputs."""
     inputs = [each for each in contents.regions if _is_placed(contents, each, "input")]
     outputs = [
         f"output_{number}"
         for number in range(sum(_is_placed(contents, each, "output") for each in contents.regions))
     ]
-    frames = frames_of(contents)
-    read, pointers, given = list[str](), list[str](), ["given[0].data()"]
+    frames = frames_of(contents, program)
+    read, pointers, given = list[str](), list[str](), list[str]()
     for number, each in enumerate(inputs):
         kind, element, data = "input", "void", f"given[{number + 1}].data()"
         if each.name in frames:
@@ -171,39 +200,114 @@ def launcher(contents: Contents) -> str:
         usage=" ".join(files),
         regions="\n".join(_regions(contents, frames)),
         values=1 + len(files),
-        parameters=", ".join(["const void *weights", *pointers, *(f"void *{name}" for name in outputs)]),
+        parameters=", ".join([*pointers, *(f"void *{name}" for name in outputs)]),
         read=", ".join(["weights", *read]),
         written=", ".join(outputs),
         arguments=", ".join([*given, *(f"wanted[{at}].data()" for at in range(len(outputs)))]),
     )
 
 
-def frames_of(contents: Contents) -> dict[str, KernelPort]:
-    """The input regions that hold a frame, less 128, and nothing else, by name."""
+MOST_CHANNELS = 4
+"""Of a frame with a border."""
+
+
+@frozen
+class Frame:
+    """A camera's bytes, and their place in a tensor of images: where they begin, and what surrounds them."""
+
+    place: KernelPort
+    perm: tuple[int, ...] = (0, 1, 2, 3)
+    """The camera's axis of each axis of the tensor."""
+    begins: tuple[int, int] = (0, 0)
+    sizes: tuple[int, int] = (0, 0)
+    """Rows and columns of the frame."""
+    border: tuple[int, ...] = (0,) * MOST_CHANNELS
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor: images, channels, rows, columns; of another rank, in one row."""
+        images, *rest = self.place.shape
+        return self.place.shape if len(rest) == 3 else (images, 1, 1, prod(rest))
+
+    def initialiser(self) -> str:
+        """The frame in C++."""
+        given = (*self.shape[:2], *self.sizes)
+        extents = [given[self.perm.index(axis)] for axis in range(4)]
+        strides = [prod(extents[axis + 1 :]) for axis in self.perm]
+        numbers = (*self.shape, *self.sizes, *self.begins, initialiser(strides), initialiser(self.border))
+        in_words = self.place.dtype in OFFSETS
+        return initialiser(
+            (*numbers, str(not in_words).lower(), 128 ^ int(OFFSETS[self.place.dtype]) if in_words else 0)
+        )
+
+    def given(self, words: Array) -> bytes:
+        """The camera's bytes of a region's."""
+        found = of_words(words, self.place.shape, self.place.dtype)
+        values = (
+            found.astype(np.uint8) if self.place.dtype not in OFFSETS else found.view(np.uint8) ^ np.uint8(128)
+        )
+        (top, left), (rows, columns) = self.begins, self.sizes
+        inside = values.reshape(self.shape)[:, :, top : top + rows, left : left + columns]
+        return inside.transpose(np.argsort(self.perm)).tobytes()
+
+
+def frames_of(contents: Contents, program: Program) -> dict[str, Frame]:
+    """The input regions that hold a frame, less 128 or as floats, and nothing else, by name."""
+    given = {each.name for each in program.inputs if each.dtype == "uint8"}
     steps = {name: each for each in contents.steps for name in each.outputs}
-    found: dict[str, KernelPort] = {}
+    found: dict[str, Frame] = {}
     for region in contents.regions:
         places = [each for each in contents.placements if each.region == region.name]
-        after = steps.get(places[0].tensor) if len(places) == 1 else None
-        before = steps.get(after.inputs[0]) if after is not None and after.inputs else None
-        if after is None or before is None or before.inputs[0] in steps or not less_128(before, after):
+        if len(places) != 1 or places[0].bytes != region.bytes:
             continue
-        if (
-            sum(before.inputs[0] in each.inputs for each in contents.steps) == 1
-            and places[0].bytes == region.bytes
-        ):
-            found[region.name] = places[0]
+        if places[0].tensor in given and places[0].dtype not in OFFSETS:
+            frame = Frame(places[0])
+            found[region.name] = replace(frame, sizes=(frame.shape[2], frame.shape[3]))
+        after = steps.get(places[0].tensor)
+        before = steps.get(after.inputs[0]) if after is not None and after.inputs else None
+        if after is None or before is None or not less_128(before, after):
+            continue
+        frame = _frame(places[0], before.inputs[0], steps)
+        if frame is not None:
+            found[region.name] = frame
     return found
 
 
-def _regions(contents: Contents, frames: Mapping[str, KernelPort]) -> Iterator[str]:
+def _frame(place: KernelPort, name: str, steps: Mapping[str, HostStep]) -> Frame | None:
+    """The frame that becomes a tensor of bytes, with a border or another layout; None for anything else."""
+    frame = Frame(place)
+    begins, sizes, perm, border = [0, 0], [*frame.shape[2:]], frame.perm, set[tuple[int, ...]]()
+    while name in steps:
+        step = steps[name]
+        values = {each: steps[each].value for each in step.inputs if each in steps and steps[each].op == CONSTANT}
+        rest = [each for each in step.inputs if each not in values]
+        if len(rest) != 1 or len(place.shape) != 4 or perm != frame.perm:
+            return None
+        (name,) = rest
+        if step.op == "Transpose":
+            perm = tuple(step.attrs["perm"])
+        elif step.op == "Concat" and step.attrs["axis"] in (2, 3):
+            axis = step.attrs["axis"] - 2
+            before = step.inputs[: step.inputs.index(name)]
+            begins[axis] += sum(values[each].shape[axis + 2] for each in before)
+            sizes[axis] -= sum(each.shape[axis + 2] for each in values.values())
+            rows = [np.moveaxis(each, 1, -1).reshape(-1, place.shape[1]) for each in values.values()]
+            border |= {tuple(pixel) for each in rows for pixel in each.tolist()}
+        else:
+            return None
+    if len(border) > 1 or (border and place.shape[1] > MOST_CHANNELS):
+        return None
+    pixel = (*(border.pop() if border else ()), *frame.border)[:MOST_CHANNELS]
+    return Frame(place, perm, (begins[0], begins[1]), (sizes[0], sizes[1]), pixel)
+
+
+def _regions(contents: Contents, frames: Mapping[str, Frame]) -> Iterator[str]:
     for region in contents.regions:
         read = region.file is not None or _is_placed(contents, region, "input")
         written = _is_placed(contents, region, "output")
-        place = frames.get(region.name)
-        frame = (place.shape[0], 128 ^ int(OFFSETS[place.dtype])) if place else (0, 0)
-        values = ", ".join(str(each).lower() for each in (region.bytes, read, written, *frame))
-        yield f"    {{{c_string(region.name)}, {values}}},"
+        values = ", ".join(str(each).lower() for each in (region.bytes, read, written))
+        frame = frames[region.name].initialiser() if region.name in frames else "{}"
+        yield f"    {{{c_string(region.name)}, {values}, {frame}}},"
 
 
 def _is_placed(contents: Contents, region: MemoryRegion, direction: str) -> bool:
@@ -274,6 +378,7 @@ class _RegionRecorder(Runner):
 
     def __init__(self, program: Program) -> None:
         super().__init__(program, "own")
+        self.program = program
         self.given: list[list[bytes]] = []
         self.wanted: list[list[bytes]] = []
 
@@ -287,13 +392,11 @@ class _RegionRecorder(Runner):
 
     def _region_bytes(self, memory: Array, direction: str) -> list[bytes]:
         """The bytes of the input or output regions; frames as they were given."""
-        frames = frames_of(self.contents)
+        frames = frames_of(self.contents, self.program)
         found: list[bytes] = []
-        for region, place in self.placed_regions(direction):
+        for region, _ in self.placed_regions(direction):
             held = memory[self.starts[region.name] :][: region.bytes]
-            if region.name in frames:
-                held = of_words(held, place.shape, place.dtype).view(np.uint8) ^ np.uint8(128)
-            found.append(held.tobytes())
+            found.append(frames[region.name].given(held) if region.name in frames else held.tobytes())
         return found
 
     def placed_regions(self, direction: str) -> list[tuple[MemoryRegion, KernelPort]]:

@@ -24,6 +24,7 @@ from npuc.ops.attributes import (
 )
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
+from npuc.passes.frames import lay_out_frames, surround_frames
 from npuc.passes.scales import RescaleCoarseOperands
 from npuc.pipeline import run_passes
 from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
@@ -251,6 +252,7 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetw
     level = LEVELS[options.level]
     method = options.method or level.method
     find = source(options.histograms, synthetic=samples.synthetic)
+    graph = surround_frames(lay_out_frames(graph))
     nodes = integer(graph)
     table = expect_machine(options.scales_in, zeros=(0, UNSIGNED_ZERO))
     given, found = calibrate(find, graph, samples, nodes, table)

@@ -17,7 +17,7 @@ from typing import Any
 
 from npuc.errors import UnsupportedOperator
 from npuc.host import c_text
-from npuc.host.c_code import MOST_RANK, RULES, CallWriter
+from npuc.host.c_code import MOST_RANK, RULES, CallWriter, parameters
 from npuc.host.c_code import SOURCES as OPERATORS
 from npuc.host.c_text import array, floating, initialiser, struct_initialiser, vectors
 from npuc.ir import Array, Graph, Node, type_of
@@ -96,6 +96,9 @@ def header(program: Program, found: DriverPlan) -> str:
         *(f"extern const struct npuc_word {name}[{words}];" for name, words in images.items()),
         "",
         "extern const struct npuc_program npuc_program;",
+        "",
+        "/* npuc_infer with this program: a frame as the camera gives it; the others as the tables below say. */",
+        f"{_run(program)};",
     ]
     return c_text.header(_title(program), "NPUC_PROGRAM_H", "npuc_driver.h", definitions, declarations)
 
@@ -133,8 +136,24 @@ def source(program: Program, found: DriverPlan) -> str:
             array("struct npuc_segment", "segments", rows),
             _steps(found, tensors),
             array("struct npuc_requirement", "requirements", demands),
-            f"const struct npuc_program npuc_program = {struct_initialiser(**members)};\n",
+            f"const struct npuc_program npuc_program = {struct_initialiser(**members)};\n\n",
+            _run_body(program),
         ]
+    )
+
+
+def _run(program: Program) -> str:
+    """The head of the whole inference."""
+    return f"int npuc_run({', '.join([*parameters(program)[1], 'void *arena'])})"
+
+
+def _run_body(program: Program) -> str:
+    names, count = parameters(program)[0], len(program.inputs)
+    given, wanted = (", ".join(each) or "0" for each in (names[:count], names[count:]))
+    return (
+        f"{_run(program)}\n{{\n"
+        f"    const void *const inputs[] = {{{given}}};\n    void *const outputs[] = {{{wanted}}};\n\n"
+        "    return npuc_infer(&npuc_program, inputs, outputs, arena);\n}\n"
     )
 
 
@@ -293,6 +312,7 @@ def _figures(program: Program, found: DriverPlan) -> dict[str, str]:
         "host_steps": str(len(found.actions) - segments),
         "image_bytes": f"{sum(len(data) for data in program.files.values()):,}",
         "arena_bytes": f"{found.arena_bytes:,}",
+        "names": ", ".join(parameters(program)[0]),
         "inputs": _rows(program.inputs, found),
         "outputs": _rows(program.outputs, found),
     }

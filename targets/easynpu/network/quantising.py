@@ -16,6 +16,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION
 from npuc.ops.windows import window_of
+from npuc.passes.frames import surround_frames
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales import RescaleCoarseOperands
 from npuc.pipeline import Hook, run_passes
@@ -198,6 +199,7 @@ def network(
         limit, remedy = "words that add and pool at any scales", "leave out --isa documented or --scales-in"
         raise DataError("E406", "the document adds and pools at equal scales", limit=limit, remedy=remedy)
     table = expect_machine(options.scales_in, machine.scales)
+    graph = surround_frames(graph)
     graph, given, found = _calibrated(find, graph, samples, machine, table, hook, factors=factors)
     free_scales = not given or only_of_inputs(graph)
     if documented:  # the document adds and pools at equal scales: only the ranges of the model's steps are used

@@ -7,6 +7,7 @@ the application to supply. The text does not depend on when or where it was writ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from math import prod
@@ -14,7 +15,16 @@ from pathlib import Path
 from string import Template
 
 from npuc.host import c_text
-from npuc.host.c_code import C_TYPES, TYPES, FunctionSignature, HostFunction, constant, function, sources
+from npuc.host.c_code import (
+    C_TYPES,
+    TYPES,
+    FunctionSignature,
+    HostFunction,
+    constant,
+    function,
+    parameters,
+    sources,
+)
 from npuc.host.c_text import array, floating, initialiser, struct_initialiser
 from npuc.host.step import CONSTANT, HostStep, consistent
 from npuc.ir import Array, Node, TensorType, type_of
@@ -199,14 +209,13 @@ def _figures(program: Program, contents: Contents) -> dict[str, object]:
         else f"segment {numbers[id(step)]}"
         for step in contents.steps
     ]
-    ports = {"input": program.inputs, "output": program.outputs}
-    buffers = {f"{kind}_{at}": port for kind, each in ports.items() for at, port in enumerate(each)}
+    buffers = dict(zip(parameters(program)[0], (*program.inputs, *program.outputs), strict=True))
     return {
         "buffers": "\n".join(
             f"{C_TYPES[port.dtype]} {name}[{prod(port.shape)}]; /* {list(port.shape)} */"
             for name, port in buffers.items()
         ),
-        **{f"{kind}s": ", ".join(each for each in buffers if each.startswith(kind)) for kind in ports},
+        "names": ", ".join(buffers),
         "model": markdown_code(program.model.name),
         "machine": markdown_code(contents.machine.name),
         "commands": len(_records(program)),
@@ -235,14 +244,14 @@ INTRODUCTION = """/*
  * time.
  */"""
 DECLARATION = """/* Runs the program once: fills its memory, plays segments, computes the host's steps. Gives 0, or
- * the first error of a hook or a step. inputs and outputs: the network's, in order, row by row. One call at a
- * time. */
-int npuc_run(uint8_t *memory, const struct npuc_hooks *hooks, void *const *inputs, void *const *outputs);"""
-BEGIN = """int npuc_run(uint8_t *memory, const struct npuc_hooks *hooks, void *const *inputs, void *const *outputs)
-{
-    int failed;
-
+ * the first error of a hook or a step. Inputs and outputs: the network's, in order, row by row; frames as a camera
+ * gives them. One call at a time. */
 """
+
+
+def _head(program: Program) -> str:
+    places = ["uint8_t *memory", "const struct npuc_hooks *hooks"]
+    return f"int npuc_run({', '.join([*parameters(program)[1], *places])})"
 
 
 def _run_files(program: Program, title: str) -> dict[str, bytes]:
@@ -251,7 +260,8 @@ def _run_files(program: Program, title: str) -> dict[str, bytes]:
     Raises ArtefactError (E502) for a damaged program.
     """
     run = _Run(program)
-    header = c_text.header(title, "NPUC_RUN_H", "npuc_program.h", (), (DECLARATION,))
+    declared = f"{DECLARATION}{_head(program)};"
+    header = c_text.header(title, "NPUC_RUN_H", "npuc_program.h", (), (declared,))
     steps = sources(run.functions, STEPS, INTRODUCTION)
     return {**steps, "npuc_run.h": header.encode(), "npuc_run.c": "\n".join([title, run.text]).encode()}
 
@@ -261,8 +271,10 @@ class _Run:
 
     def __init__(self, program: Program) -> None:
         self.types = {each.name: TensorType(each.shape, each.dtype) for each in program.inputs}
-        self.places = {each.name: f"inputs[{at}]" for at, each in enumerate(program.inputs)}
-        self.results = {each.name: f"outputs[{at}]" for at, each in enumerate(program.outputs)}
+        self.head, (self.parameters, _) = _head(program), parameters(program)
+        names = iter(self.parameters)
+        self.places = {each.name: f"(void *){next(names)}" for each in program.inputs}
+        self.results = {each.name: next(names) for each in program.outputs}
         self.constants: dict[str, Array] = {}
         self.tables: list[str] = []
         self.statements = ["npuc_fill(npuc_blobs, NPUC_BLOBS, memory, NPUC_DRAM_BYTES);"]
@@ -282,10 +294,12 @@ class _Run:
     def text(self) -> str:
         """npuc_run.c without its title."""
         body = "".join(f"    {line}\n" if line else "\n" for line in self.statements)
-        used = {"inputs": "inputs[", "outputs": "outputs[", "hooks": "hooks)"}
-        unused = "".join(f"    (void){argument};\n" for argument, text in used.items() if text not in body)
+        used = {*re.findall(r"\w+", body)}
+        unused = "".join(f"    (void){each};\n" for each in (*self.parameters, "hooks") if each not in used)
         includes = '#include "npuc_run.h"\n\n#include "npuc_steps.h"\n\n#include <math.h>\n#include <string.h>\n\n'
-        return "".join([includes, *self.tables, BEGIN, unused, body, "    return 0;\n}\n"])
+        return "".join(
+            [includes, *self.tables, f"{self.head}\n{{\n    int failed;\n\n", unused, body, "    return 0;\n}\n"]
+        )
 
     def _place(self, name: str) -> str:
         """The C expression of a tensor's first element; a constant becomes a table when first used."""

@@ -22,9 +22,10 @@ from npuc.frozen import frozen
 from npuc.host.step import HostStep
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
-from npuc.ops.attributes import ACTIVATION, AXES, ENDS, GROUP, SELECTS, STARTS, STEPS
+from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.ops.windows import window_of
-from npuc.quantize.scales.model_scales import Steps, source_input
+from npuc.passes.frames import frame_steps, is_dense, parameters
+from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.formats.pixels import Conversion
 from npuc.targets.nvdla.model.arithmetic import shift_right
 
@@ -35,8 +36,6 @@ UNSEEN = 1 / 4096
 TOGETHER = 8
 """The weight of an error of the padding, a mean less a fraction: it is the same all along a border."""
 PIXELS = np.arange(1 << 8, dtype=np.uint8)
-MOST_CHANNELS = 4
-"""Of an image."""
 
 
 def centre_frames(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Graph, dict[str, Steps]]:
@@ -45,7 +44,7 @@ def centre_frames(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Gr
     counts: how often each value of a pixel occurs in the samples, (channels, 256), given a tensor that holds a
     frame, and the value that is 0 in it.
     """
-    graph, made, constants = _in_order(graph), dict[str, Node](), dict[str, Array]()
+    made, constants = dict[str, Node](), dict[str, Array]()
     known, fresh = dict[str, Steps](), graph.names()
     for node in graph.nodes:
         found, mean = _normalisation(graph, node), f"{node.output}/mean"
@@ -58,7 +57,7 @@ def centre_frames(graph: Graph, counts: Callable[[str, int], Array]) -> tuple[Gr
         constants[mean] = (means - zero).astype(np.float32).reshape(-1, 1, 1)
         made[node.output] = Node("Sub", (node.inputs[0], mean), node.outputs, {}, node.name, node.sources)
         for each in graph.readers[node.output]:
-            w, b = _parameters(graph, each)
+            w, b = parameters(graph, each)
             scaled = w * factors[:, None, None]
             lost = (scaled.sum(axis=(2, 3)) * (means - exact)).sum(axis=1)
             names = fresh.new(f"{each.output}/centred"), fresh.new(f"{each.output}/offset")
@@ -90,57 +89,6 @@ def _steps(counts: Array, means: Array, factors: Array, padded: float) -> Steps:
     return min(candidates, key=error)
 
 
-def _in_order(graph: Graph) -> Graph:
-    """The graph whose convolutions read frames in the order of their channels; the same object if all do.
-
-    A channel that is not selected has weights of 0. A normalisation moves before the selection.
-    """
-    made, constants, fresh = dict[str, Node](), dict[str, Array](), graph.names()
-    for node in graph.nodes:
-        places = _selected_channels(graph, node) if node.op in ("Conv", "Slice") else None
-        readers = graph.readers[node.output] if places else ()
-        if places is None or not readers or not _frame_steps(graph, node.inputs[0]):
-            continue
-        channels, source = graph.shape(node.inputs[0])[1], node.inputs[0]
-        if len(readers) == 1 and GROUP(readers[0]) == len(places) > 1:
-            (normal,) = readers
-            weight = graph.constants.get(normal.inputs[1]) if normal.op == "Conv" else None
-            inside = weight is not None and weight.shape == (len(places), 1, 1, 1) and not ACTIVATION(normal)
-            if weight is None or not inside or normal.output in graph.outputs:
-                continue
-            factors, shifts = np.full((channels, 1, 1, 1), 2.0**-30), np.zeros(channels)
-            factors[places], shifts[places] = weight, _parameters(graph, normal)[1]
-            *names, result = (fresh.new(f"{normal.output}/{each}") for each in ("factors", "shifts", "all"))
-            constants |= {names[0]: factors.astype(np.float32), names[1]: shifts.astype(np.float32)}
-            readers = graph.readers[normal.output]
-            new = replace(normal, inputs=(source, *names), outputs=(result,)).with_attrs(group=channels)
-            old, source = normal.output, result
-        else:
-            normal, new, old = None, None, node.output
-        if not readers or not all(_is_dense(graph, each, old) for each in readers):
-            continue
-        if normal is not None and new is not None:
-            made[normal.output] = new
-        for each in readers:
-            w = graph.constants[each.inputs[1]]
-            name = fresh.new(f"{each.output}/in_order")
-            constants[name] = np.zeros((len(w), channels, *w.shape[2:]), w.dtype)
-            constants[name][:, places] = w
-            made[each.output] = replace(each, inputs=(source, name, *each.inputs[2:]))
-    return rebuild(graph, [made.get(each.output, each) for each in graph.nodes], constants) if made else graph
-
-
-def _selected_channels(graph: Graph, node: Node) -> list[int] | None:
-    """The channels that a node selects from its input, each once at most; None for other nodes."""
-    channels = graph.shape(node.inputs[0])[1] if node.inputs and len(graph.shape(node.inputs[0])) == 4 else 0
-    if node.output in graph.outputs or channels > MOST_CHANNELS:
-        return None
-    if node.op == "Slice" and AXES(node) == (1,):
-        return [*range(channels)][STARTS(node)[0] : ENDS(node)[0] : STEPS(node)[0]]
-    w = graph.constants.get(node.inputs[1]) if node.op == "Conv" and SELECTS(node) else None
-    return None if w is None or w.shape[1:] != (channels, 1, 1) else w[:, :, 0, 0].argmax(axis=1).tolist()
-
-
 def _padding_share(graph: Graph, name: str) -> float:
     """The largest share of padding in what a convolution reads of a tensor."""
     area = prod(graph.shape(name)[2:])
@@ -166,9 +114,9 @@ def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array, int] | None:
     channels, weight = graph.shape(node.inputs[0])[1], graph.constants.get(node.inputs[1])
     if weight is None or weight.shape != (channels, 1, 1, 1) or GROUP(node) != channels or ACTIVATION(node):
         return None
-    if not all(_is_dense(graph, each, node.output) for each in graph.readers[node.output]):
+    if not all(is_dense(graph, each, node.output) for each in graph.readers[node.output]):
         return None
-    factors, shifts = weight.reshape(-1).astype(np.float64), _parameters(graph, node)[1]
+    factors, shifts = weight.reshape(-1).astype(np.float64), parameters(graph, node)[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         means = zero - shifts / factors
     return (factors, means, zero) if (np.abs(means) < 1 << 14).all() else None
@@ -176,19 +124,8 @@ def _normalisation(graph: Graph, node: Node) -> tuple[Array, Array, int] | None:
 
 def _zero(graph: Graph, name: str) -> int | None:
     """The pixel that is 0 in a tensor of a frame's pixels as numbers; None for other tensors."""
-    found = _frame_steps(graph, name)
+    found = frame_steps(graph, name)
     return found[1] if found is not None and found[0] == 1 else None
-
-
-def _frame_steps(graph: Graph, name: str) -> tuple[float, int] | None:
-    """Scale and zero point of a tensor that holds a frame's bytes as numbers; None for other tensors."""
-    made = graph.producers.get(name)
-    if made is None or made.op != "DequantizeLinear" or source_input(graph, made.inputs[0]) is None:
-        return None
-    scale, zero = (graph.constants.get(each) for each in made.inputs[1:])
-    if scale is None or zero is None or scale.size != 1 or zero.dtype != np.uint8 or name in graph.outputs:
-        return None
-    return scale.item(), zero.item()
 
 
 def offset_frames(graph: Graph) -> Graph:
@@ -196,10 +133,9 @@ def offset_frames(graph: Graph) -> Graph:
 
     Convolutions take the scale of a frame. One that only normalises becomes dense: no other reads images.
     """
-    graph, made, constants = _in_order(graph), dict[str, Node](), dict[str, Array]()
-    fresh = graph.names()
+    made, constants, fresh = dict[str, Node](), dict[str, Array](), graph.names()
     for node in graph.nodes:
-        found = _frame_steps(graph, node.output) if node.op == "DequantizeLinear" else None
+        found = frame_steps(graph, node.output) if node.op == "DequantizeLinear" else None
         if found is None:
             continue
         readers = graph.readers[node.output]
@@ -212,16 +148,14 @@ def offset_frames(graph: Graph) -> Graph:
         for each, w in zip(readers, weights, strict=True):
             name = fresh.new(f"{each.output}/of_pixels")
             constants[name] = (w * found[0]).astype(np.float32)
-            dense = replace(each, inputs=(node.output, name, *each.inputs[2:]))
-            made[each.output] = dense.with_attrs(group=1)
+            attrs = {key: value for key, value in each.attrs.items() if key != SELECTS.name} | {GROUP.name: 1}
+            made[each.output] = replace(each, inputs=(node.output, name, *each.inputs[2:]), attrs=attrs)
     return rebuild(graph, [made.get(each.output, each) for each in graph.nodes], constants) if made else graph
 
 
 def int16_steps(graph: Graph) -> dict[str, Steps]:
     """The steps of frames in int16, of which 128 are a pixel's: exact, and what CDMA multiplies by."""
-    found = {
-        node.output: _frame_steps(graph, node.output) for node in graph.nodes if node.op == "DequantizeLinear"
-    }
+    found = {node.output: frame_steps(graph, node.output) for node in graph.nodes if node.op == "DequantizeLinear"}
     return {name: Steps(each[0] / 128) for name, each in found.items() if each is not None}
 
 
@@ -231,17 +165,6 @@ def _weights(graph: Graph, node: Node, source: str) -> Array | None:
     if w is None or GROUP(node) == 1:
         return None if w is None else w.astype(np.float64)
     return np.eye(len(w))[..., None, None] * w if w.shape == (graph.shape(source)[1], 1, 1, 1) else None
-
-
-def _is_dense(graph: Graph, node: Node, source: str) -> bool:
-    constant = all(name in graph.constants for name in node.inputs[1:])
-    return node.op == "Conv" and GROUP(node) == 1 and constant and node.inputs.count(source) == 1
-
-
-def _parameters(graph: Graph, node: Node) -> tuple[Array, Array]:
-    """The weights and biases of a convolution, in float64."""
-    w = graph.constants[node.inputs[1]].astype(np.float64)
-    return w, graph.constants[node.inputs[2]].astype(np.float64) if len(node.inputs) > 2 else np.zeros(len(w))
 
 
 MOST = (1 << 15) - 1

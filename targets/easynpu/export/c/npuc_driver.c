@@ -170,7 +170,7 @@ static int run_segment(const struct npuc_segment *segment, const struct npuc_inf
         failed = load(&segment->loads[i], npuc_from(all, segment->loads[i].tensor));
     }
     if (!failed) {
-        failed = npuc_run(segment->instructions);
+        failed = npuc_execute(segment->instructions);
     }
     for (i = 0; !failed && i < segment->store_count; i++) {
         failed = store(&segment->stores[i], npuc_to(all, segment->stores[i].tensor));

@@ -1,7 +1,7 @@
 /*
  * Runs an EasyNPU program: plain C99, no heap, of the C library only math.h, string.h and stdint.h.
  *
- * You supply three functions that access the machine (npuc_write, npuc_read, npuc_run) and the buffers of one
+ * You supply three functions that access the machine (npuc_write, npuc_read, npuc_execute) and the buffers of one
  * inference; npuc_init, called once, and npuc_infer do the rest. The program itself is the table in npuc_program.c. If
  * the machine has identification registers, npuc_check uses a fourth function to check that the program suits it.
  */
@@ -23,11 +23,11 @@ enum npuc_memory { NPUC_ITCM, NPUC_WEIGHT, NPUC_FMAP, NPUC_SKIP };
 
 /*
  * The machine, as you connect it. Addresses and counts are in words; 0 means done, anything else ends the
- * inference, which then returns it. npuc_run starts `count` instructions at ITCM address 0 and waits for the last.
+ * inference, which then returns it. npuc_execute starts `count` instructions at ITCM address 0 and waits for the last.
  */
 int npuc_write(enum npuc_memory memory, uint32_t address, const struct npuc_word *words, uint32_t count);
 int npuc_read(enum npuc_memory memory, uint32_t address, struct npuc_word *words, uint32_t count);
-int npuc_run(uint32_t count);
+int npuc_execute(uint32_t count);
 
 /*
  * A register of the machine, as you connect it: 0 means done. Register n is word n of the port's region 4, or the

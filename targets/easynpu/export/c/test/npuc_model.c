@@ -368,7 +368,7 @@ static void run_chain(int stages, int low)
     }
 }
 
-int npuc_run(uint32_t count)
+int npuc_execute(uint32_t count)
 {
     uint32_t at = 0, weights = 0;
     int low = 1, stages;

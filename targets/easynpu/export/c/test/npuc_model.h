@@ -1,4 +1,4 @@
-/* A software EasyNPU behind npuc_write, npuc_read and npuc_run, with the memories that npuc_program.h names. */
+/* A software EasyNPU behind npuc_write, npuc_read and npuc_execute, with the memories that npuc_program.h names. */
 #ifndef NPUC_MODEL_H
 #define NPUC_MODEL_H
 
