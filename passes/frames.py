@@ -15,8 +15,9 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import ACTIVATION, GROUP
-from npuc.ops.windows import window_of
+from npuc.ops.windows import Window, window_of
 from npuc.quantize.scales.model_scales import source_input
+from npuc.text.escaping import Names
 
 
 def frame_steps(graph: Graph, name: str) -> tuple[float, int] | None:
@@ -68,17 +69,7 @@ def surround_frames(graph: Graph) -> Graph:
         names = [fresh.new(f"{conv.output}/{each}") for each in ("of_pixels", "of_means")]
         constants[names[0]] = np.einsum("kmrs,mc->kcrs", w, matrix).astype(np.float32)
         constants[names[1]] = (b + w.sum(axis=(2, 3)) @ shift).astype(np.float32)
-        window, nodes, frame = window_of(conv, w.shape[2:]), list[Node](), steps.inputs[0]
-        shape = [*graph.shape(frame)]
-        for axis, begin, end in zip((2, 3), window.begins, window.ends, strict=True):
-            edges = [[*shape[:axis], extent, *shape[axis + 1 :]] for extent in (begin, end)]
-            before, behind = ([fresh.new(f"{steps.inputs[0]}/border")] if edge[axis] else [] for edge in edges)
-            for name, edge in zip((before, behind), edges, strict=True):
-                constants |= {each: np.broadcast_to(pixel[:, None, None], edge).copy() for each in name}
-            parts, shape[axis] = (*before, frame, *behind), shape[axis] + begin + end
-            if len(parts) > 1:
-                frame = fresh.new(f"{steps.inputs[0]}/surrounded")
-                nodes.append(Node("Concat", parts, (frame,), {"axis": axis}, steps.name, steps.sources))
+        frame, nodes = _surround(graph, steps, pixel, window_of(conv, w.shape[2:]), constants, fresh)
         values = fresh.new(f"{steps.output}/surrounded")
         made[steps.output] = [*nodes, replace(steps, inputs=(frame, *steps.inputs[1:]), outputs=(values,))]
         made[normal.output] = []
@@ -87,6 +78,27 @@ def surround_frames(graph: Graph) -> Graph:
         made[conv.output] = [replace(conv, inputs=(values, *names), attrs=attrs, sources=sources)]
     nodes = [new for each in graph.nodes for new in made.get(each.output, (each,))]
     return rebuild(graph, nodes, constants) if made else graph
+
+
+def _surround(
+    graph: Graph, steps: Node, pixel: Array, window: Window, constants: dict[str, Array], fresh: Names
+) -> tuple[str, list[Node]]:
+    """The frame in a border of this pixel, (C,), as wide as a window's padding, and the nodes that make it.
+
+    constants: receives the edges.
+    """
+    frame, nodes, stem = steps.inputs[0], list[Node](), steps.inputs[0]
+    shape = [*graph.shape(frame)]
+    for axis, begin, end in zip((2, 3), window.begins, window.ends, strict=True):
+        edges = [[*shape[:axis], extent, *shape[axis + 1 :]] for extent in (begin, end)]
+        before, behind = ([fresh.new(f"{stem}/border")] if edge[axis] else [] for edge in edges)
+        for names, edge in zip((before, behind), edges, strict=True):
+            constants |= {each: np.broadcast_to(pixel[:, None, None], edge).copy() for each in names}
+        parts, shape[axis] = (*before, frame, *behind), shape[axis] + begin + end
+        if len(parts) > 1:
+            frame = fresh.new(f"{stem}/surrounded")
+            nodes.append(Node("Concat", parts, (frame,), {"axis": axis}, steps.name, steps.sources))
+    return frame, nodes
 
 
 def _before(graph: Graph, conv: Node) -> tuple[Node, Node] | None:
