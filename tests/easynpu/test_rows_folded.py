@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 from npuc.interpreter import run
@@ -18,6 +20,7 @@ from tests.easynpu_rewrites.nets import Net
 from tests.passes.networks import network, node
 
 RANDOM = np.random.default_rng(4)
+WEIGHTS = RANDOM.integers(-127, 128, 8 * 27).tolist()
 
 
 def strided(kernel: tuple[int, int], extents: tuple[int, int], channels: int = 3, **attrs: Attr) -> Graph:
@@ -53,6 +56,37 @@ def test_the_host_lays_out_rows_where_that_takes_fewer_words(
     assert bool(made) is folds
     x = {"x": RANDOM.integers(-128, 128, graph.shape("x")).astype(np.int8)}
     np.testing.assert_array_equal(run(found, x)["y"], run(graph, x)["y"])
+
+
+@pytest.mark.parametrize(("before", "folds"), [("Transpose", True), ("IntRelu", False)])
+def test_the_host_lays_out_integers_that_it_moves_and_none_that_the_array_computes(
+    before: str, folds: bool
+) -> None:
+    graph = strided((3, 3), (12, 10), strides=(2, 2), pads=(0, 0, 1, 1))
+    attrs: dict[str, Attr] = {"perm": (0, 3, 1, 2)} if before == "Transpose" else {}
+    x = replace(graph.tensors["x"], shape=(1, 12, 10, 3)) if attrs else graph.tensors["x"]
+    nodes = [node(before, "x", "moved", **attrs), replace(graph.nodes[0], inputs=("moved", "w", "b", "s"))]
+    graph = build("test", nodes, {"x": x}, ["y"], graph.constants)
+    found, made = with_rows_folded(graph)
+    assert ("moved" in made) is bool(made) is folds
+    data = {"x": RANDOM.integers(-128, 128, graph.shape("x")).astype(np.int8)}
+    np.testing.assert_array_equal(run(found, data)["y"], run(graph, data)["y"])
+
+
+@pytest.mark.parametrize("machine", [None, "large"])
+def test_a_quantised_model_with_integers_channels_last_loads_half_the_words(
+    machine: str | None, tmp_path: Path
+) -> None:
+    """24 x 24 pixels of 3 channels: 12 rows of 25 words, and 144 results."""
+    text = """<ir_version: 8, opset_import: ["" : 13]> g (int8[1, 24, 24, 3] x) => (int8[1, 8, 12, 12] y)
+        <int8 z = {-128}, float s = {0.5}, int8 n = {0}, float t = {0.01}, int8[8, 3, 3, 3] w> {
+        m = Transpose <perm = [0, 3, 1, 2]> (x)  f = DequantizeLinear (m, s, z)  v = DequantizeLinear (w, t, n)
+        a = Conv <strides = [2, 2], pads = [0, 0, 1, 1]> (f, v)  y = QuantizeLinear (a, s, z) }"""
+    model = onnx.parser.parse_model(text.replace("w> {", "w = {" + ", ".join(map(str, WEIGHTS)) + "}> {"))
+    onnx.save(model, tmp_path / "m.onnx")
+    found, report = verified(Request(tmp_path / "m.onnx", target("easynpu"), Options(machine=machine)), tmp_path)
+    assert report["bit_exact"] is True
+    assert found.manifest["report"]["host_traffic"]["map_bytes"] == 16 * (12 * 25 + 144)
 
 
 @pytest.mark.parametrize("isa", ["extended", "documented"])

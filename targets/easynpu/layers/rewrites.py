@@ -61,6 +61,7 @@ def with_rows_folded(graph: Graph) -> tuple[Graph, frozenset[str]]:
         if not _folds(graph, node):
             nodes.append(node)
             continue
+        made.update(each.output for each in _moves_of_host(graph, node.inputs[0]) or ())
         (_, channels, H, W), (outputs, _, high, wide) = (graph.shape(each) for each in node.inputs[:2])
         window, (Ho, Wo) = window_of(node, (high, wide)), graph.shape(node.output)[2:]
         (Sh, Sw), (top, left), dilation = window.strides, window.begins, window.dilations
@@ -95,11 +96,10 @@ def with_rows_folded(graph: Graph) -> tuple[Graph, frozenset[str]]:
 
 def _folds(graph: Graph, node: Node) -> bool:
     """Whether a convolution reads fewer words if the host lays out its kernel's rows as channels."""
-    x = graph.producers.get(node.inputs[0]) if node.inputs else None
     dense = node.op == "IntConv" and GROUP(node) == BLOCKS(node) == 1 and not AVERAGE(node)
     shapes = [graph.shape(each) for each in node.inputs[:2]]
     images = all(len(each) == 4 for each in shapes)
-    if not dense or not images or len(node.inputs) > 4 or (x is not None and x.op != "QuantizeLinear"):
+    if not dense or not images or len(node.inputs) > 4 or _moves_of_host(graph, node.inputs[0]) is None:
         return False
     (_, channels, H, W), (_, _, high, wide) = shapes
     window, (Ho, Wo) = window_of(node, (high, wide)), graph.shape(node.output)[2:]
@@ -108,6 +108,17 @@ def _folds(graph: Graph, node: Node) -> bool:
     met = all(first < H and first + (Ho - 1) * Sh >= 0 for first in firsts)
     words = groups(high * channels) * Ho * ((Wo - 1) * Sw + window.reach[1])
     return high > 1 and met and words < groups(channels) * H * W
+
+
+def _moves_of_host(graph: Graph, name: str) -> list[Node] | None:
+    """The nodes that move the elements of the host's integers to a map; None if the array computes any of it."""
+    found: list[Node] = []
+    while (producer := graph.producers.get(name)) is not None and producer.op != "QuantizeLinear":
+        if producer.op not in MOVES:
+            return None
+        found.append(producer)
+        name = producer.inputs[0]
+    return found
 
 
 def with_borders(graph: Graph) -> Graph:

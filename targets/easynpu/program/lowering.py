@@ -189,7 +189,9 @@ def lower(
     too small.
     """
     graph = with_latest_first(with_repeated(quantised.graph)) if documented else quantised.graph
-    graph = with_reshape_words(graph, lambda graph, node: _holds(graph, node, machine, documented))
+    graph = with_reshape_words(
+        graph, lambda graph, node: node.output not in laid_out and _holds(graph, node, machine, documented)
+    )
     if not documented:
         held = machine.fmap_words + machine.skip_words
         graph = with_maps_apart(graph, lambda name: whole(graph, name).words > held)
