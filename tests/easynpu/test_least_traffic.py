@@ -208,6 +208,22 @@ def test_an_average_s_channels_share_its_taps(
     assert _moved(found) == (-(-channels // 16) * (height * width + 1), words)
 
 
+def test_a_map_and_its_average_leave_the_array_together(tmp_path: Path) -> None:
+    """96 channels of 300 pixels, 1,800 words, which no DTCM holds: halves of the channels are averaged as they are made.
+
+    Loaded are x, a row of it again, then the averages and the map; stored are the map, its averages and the products.
+    """
+    nodes = [
+        _conv("x", "a", "a", kernel_shape=[1, 1]),
+        helper.make_node("GlobalAveragePool", ["a"], ["p"], "p"),
+        _conv("p", "g", "g", kernel_shape=[1, 1]),
+        helper.make_node("Mul", ["a", "g"], ["y"], "y"),
+    ]
+    constants = _weights("a", 96, 16, 1, 1) | _weights("g", 96, 96, 1, 1)
+    found = _proved(_model(tmp_path, nodes, [16, 3, 100], [96, 3, 100], constants), tmp_path)
+    assert _moved(found)[0] == (300 + 100 + 6 + 1800) + (1800 + 6 + 1800)
+
+
 def test_documented_words_do_not_share_taps(tmp_path: Path) -> None:
     found = _proved(_average(tmp_path, 48, 7, 7), tmp_path, isa="documented")
     assert _moved(found)[1] == 3 * (5 + 49)
