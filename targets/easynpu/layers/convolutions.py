@@ -62,12 +62,6 @@ def used_runs(w: Array, pixels: int) -> list[slice]:
     return found or [slice(0, min(LANES, w.shape[1]))]
 
 
-def used_span(w: Array) -> slice:
-    """The channels from the start of the first run to the end of the last."""
-    runs = used_runs(w, 0)
-    return slice(runs[0].start, runs[-1].stop)
-
-
 def block_chunk(w: Array, most: int, pixels: int) -> int:
     """Output channels per job for the fewest cycles: a multiple of 16, at most `most`."""
 
@@ -245,13 +239,14 @@ def _conv_stages(
     most: weight words that a part may take for 16 outputs where parts are loaded one after another.
     """
     dense = name == "conv"
+    w = w[:, slice(*scope.windows[node.inputs[0]].channels)] if dense else w
     word, x = window_word(scope, node, name, w.shape[2:], chunk, dense=dense)
     m = columns_of_channels(word, scope.machine) if scope.documented and dense else 1
     if m > 1:
         word, w = with_columns_of_channels(word, m), kernel_with_columns_of_channels(w, m)
     runs = [slice(0, w.shape[1])]
-    if dense and BLOCKS(node) > 1:
-        runs = [used_span(w)] if scope.documented else used_runs(w, prod(scope.size(node)))
+    if dense and BLOCKS(node) > 1 and not scope.documented:
+        runs = used_runs(w, prod(scope.size(node)))
     parts = [
         replace(part, channels=slice(run.start + part.channels.start, run.start + part.channels.stop))
         for run in runs
