@@ -127,7 +127,7 @@ def _met(w: Array, low: Rows, high: Rows) -> tuple[Rows, Rows]:
 
     All of them for all outputs, so that every element of every layer is computed and can be compared.
     """
-    used, ends = w.any(axis=(2, 3)), [np.zeros_like(low), np.full_like(high, w.shape[1])]
+    used, ends = (w != 0).max(axis=(2, 3)), [np.zeros_like(low), np.full_like(high, w.shape[1])]
     for at, start in np.ndenumerate(low):
         met = np.flatnonzero(used[start : high[at]].any(axis=0)) // LANES
         if len(met) and high[at] - start < len(w):
