@@ -34,9 +34,9 @@ CEILINGS = {
     "npuc": 38_560,
     "passes": 6_290,
     "targets/bm1684": 10_270,
-    "targets/easynpu": 17_830,
+    "targets/easynpu": 17_980,
     "targets/nvdla": 21_000,
-    "tests": 65_350,
+    "tests": 65_510,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

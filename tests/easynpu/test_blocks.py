@@ -51,9 +51,9 @@ def test_runs_leave_out_channels_without_weights(
 def test_documented_words_compute_groups_whose_weights_are_loaded_apart(
     blocks: int, channels: int, words: int, tmp_path: Path
 ) -> None:
-    """A tile of 32 outputs (16 where they are odd) loads the map's words that it reads, again where tiles share them.
+    """A tile of 32 outputs (16 where they are odd) loads the words that it reads, again where tiles share them.
 
-    words: of a pixel, 16 channels each, that are loaded by each tile and stored.
+    words: those of a pixel, 16 channels each, that are loaded by each tile and stored.
     """
     random = np.random.default_rng(blocks)
     w = random.standard_normal((channels, channels // blocks, 3, 3)).astype(np.float32)

@@ -95,11 +95,12 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
         name = "bn"
     result, first = scope.views.tensors[last.output], scope.windows[last.output].channels[0]
     load = load_of(scope.graph, node, scope.machine, followers, documented=scope.documented)
-    size = load.outputs
+    size = load.outputs if load.most is not None or scope.documented else min(load.outputs, _half(scope, w))
     if BLOCKS(node) > 1 and not scope.documented:
         size = block_chunk(w[first : first + result.channels], size, prod(scope.size(node)))
     shares = AVERAGE(node) and not scope.documented and _is_shared(scope, node, w, bias, shift)
     size = LANES if shares else size
+    shares |= not scope.documented and len(scope.graph.readers[node.inputs[1]]) > 1
     for chunk in bands(result.channels, size):
         kernels = slice(first + chunk.start, first + chunk.stop)
         stages = _conv_stages(scope, node, name, chunk, w[kernels], bias[kernels], shift[kernels], load.most)
@@ -110,6 +111,22 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
         stages = tuple(replace(stage, shares=shares) for stage in stages)
         stages = (*stages, *following(scope, followers, chunk))
         yield Job(stages, chunk_view(result, chunk), operand, scope.start(last, chunk))
+
+
+STAYING = 16
+"""Half the weight DTCM holds at least a sixteenth of all weights."""
+
+
+def _half(scope: Scope, w: Array) -> int:
+    """Outputs of a job whose weights (Co, Ci, Hk, Wk) take half the weight DTCM, so that others stay in the rest.
+
+    All, where what stays from inference to inference is not worth the cycles.
+    """
+    half = scope.machine.weight_words // 2
+    words = sum(each.nbytes for each in scope.graph.constants.values()) // LANES
+    if not half < words <= STAYING * half:
+        return FIELD_CHANNELS
+    return max(half // (BS_WORDS + prod(w.shape[1:])), 1) * LANES
 
 
 def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) -> bool:
