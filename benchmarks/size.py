@@ -31,12 +31,12 @@ CEILINGS = {
     "docs": 430,
     "examples": 200,
     "models": 2_000,
-    "npuc": 38_670,
+    "npuc": 38_680,
     "passes": 6_490,
     "targets/bm1684": 10_375,
-    "targets/easynpu": 17_835,
+    "targets/easynpu": 17_985,
     "targets/nvdla": 20_940,
-    "tests": 65_715,
+    "tests": 65_870,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -101,7 +101,7 @@ class EasyNpu(Target):
         quantised = network.quantised
         options.begin("planning and writing words")
         proof = evidence(quantised)
-        folded, laid_out = with_rows_folded(quantised.graph)
+        folded, laid_out = with_rows_folded(quantised.graph, machine)
         quantised = replace(quantised, graph=with_borders(folded))
         objective = options.flag(OBJECTIVE)
         lowered = lowering.lower(quantised, machine, laid_out, documented=documented, objective=objective)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 
+from npuc.api import compile, verify
 from npuc.ir import Array
-from npuc.targets.easynpu.layers.convolutions import block_chunk, used_runs, used_span
+from npuc.targets.easynpu.layers.convolutions import block_chunk, used_runs
 
 MANY = 10_000
 """Pixels of a map so large that every cycle a pixel counts more than another word."""
@@ -40,8 +44,28 @@ def test_runs_leave_out_channels_without_weights(
     assert [(run.start, run.stop) for run in found] == runs
 
 
-def test_one_word_spans_all_runs() -> None:
-    assert used_span(weights(16, 64, (17, 20), (60, 60))) == slice(16, 61)
+@pytest.mark.parametrize(
+    ("blocks", "channels", "words"),
+    [(1, 64, 4 + 4), (2, 64, 4 + 4), (8, 64, 4 + 4), (4, 80, 2 + 4 + 3 + 5), (3, 72, 2 + 3 + 2 + 5)],
+)
+def test_documented_words_compute_groups_whose_weights_are_loaded_apart(
+    blocks: int, channels: int, words: int, tmp_path: Path
+) -> None:
+    """A tile of 32 outputs (16 where they are odd) loads the words that it reads, again where tiles share them.
+
+    words: those of a pixel, 16 channels each, that are loaded by each tile and stored.
+    """
+    random = np.random.default_rng(blocks)
+    w = random.standard_normal((channels, channels // blocks, 3, 3)).astype(np.float32)
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1] * 4, group=blocks)
+    shape = (1, channels, 6, 5)
+    x, y = (helper.make_tensor_value_info(name, 1, shape) for name in "xy")
+    graph = helper.make_graph([conv], "g", [x], [y], [numpy_helper.from_array(w, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    data = {"x": random.standard_normal((3, *shape)).astype(np.float32)}
+    program = compile(model, "easynpu", calibration=data, isa="documented", strict=True)
+    assert verify(model, program, data)["bit_exact"]
+    assert program.report["host_traffic"]["map_bytes"] == 16 * 6 * 5 * words
 
 
 def test_a_chunk_of_outputs_keeps_to_one_group() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
@@ -19,14 +20,14 @@ PADS = "pads = [1, 1, 1, 1]"
 RESIDUAL = f"a = Conv <{PADS}> (x, w) b = Relu (a) c = Conv <{PADS}> (b, v) d = Relu (c) e = Conv <{PADS}> (d, w)"
 
 
-def moved(text: str, folder: Path, words: int, **asked: Any) -> int:
+def moved(text: str, folder: Path, words: int, *samples: Path, **asked: Any) -> int:
     """Words of maps that a proved program moves on a machine with two DTCMs of this size."""
     net = Net(SHAPE, SHAPE, text, {"w": (16, 16, 3, 3), "v": (16, 16, 3, 3)})
     onnx.save(net.model(), folder / "m.onnx")
     sizes = f"fmap_words = {words}\nskip_words = {words}\n"
     (folder / "small.toml").write_text(sizes, encoding="ascii")
     options = Options(machine=str(folder / "small.toml"), **asked)
-    found, report = verified(Request(folder / "m.onnx", target("easynpu"), options), folder)
+    found, report = verified(Request(folder / "m.onnx", target("easynpu"), options, samples), folder)
     assert report["bit_exact"] is True
     expect_legal(found)
     return int(found.manifest["report"]["host_traffic"]["map_bytes"]) // 16
@@ -56,3 +57,12 @@ def test_maps_with_zero_points_lie_inside_their_padding(words: int, tmp_path: Pa
     found = moved(text, tmp_path, words)
     assert found >= 2 * 64
     assert words < 101 or found <= 2 * 64 + 1
+
+
+@pytest.mark.parametrize(("words", "whole"), [(109, True), (108, False), (125, True)])
+def test_a_sum_with_factors_follows_its_convolution_band_by_band(words: int, whole: bool, tmp_path: Path) -> None:
+    """Two maps inside their padding take 100 words each, and in one DTCM a row of the third map 8, the pixel 1."""
+    x = np.random.default_rng(0).standard_normal((12, *SHAPE)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    text = f"{RESIDUAL} f = Add (e, b) g = Relu (f) y = Conv <{PADS}> (g, v)"
+    assert (moved(text, tmp_path, words, tmp_path / "x.npz") == 2 * 64 + 1) is whole

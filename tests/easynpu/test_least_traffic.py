@@ -87,10 +87,10 @@ def test_a_map_larger_than_either_memory_lies_in_both(extents: tuple[int, int], 
 
 
 def test_a_map_beside_which_no_result_has_room_goes_in_tiles(tmp_path: Path) -> None:
-    """72 pixels leave 128 words in either memory, 32 outputs take 144: two tiles load the weights twice."""
+    """77 pixels leave 48 words in either memory, 16 outputs take 77: two tiles load the weights twice."""
     nodes = [_conv("x", "y", "c", kernel_shape=[1, 1])]
-    model = _model(tmp_path, nodes, [512, 8, 9], [256, 8, 9], _weights("c", 256, 512, 1, 1))
-    assert _moved(_proved(model, tmp_path)) == (72 * (32 + 16), 2 * POINTWISE_WEIGHTS)
+    model = _model(tmp_path, nodes, [512, 7, 11], [256, 7, 11], _weights("c", 256, 512, 1, 1))
+    assert _moved(_proved(model, tmp_path)) == (77 * (32 + 16), 2 * POINTWISE_WEIGHTS)
 
 
 @pytest.mark.parametrize("first", ["scale", "table"])
@@ -206,6 +206,22 @@ def test_an_average_s_channels_share_its_taps(
 ) -> None:
     found = _proved(_average(tmp_path, channels, height, width), tmp_path)
     assert _moved(found) == (-(-channels // 16) * (height * width + 1), words)
+
+
+def test_a_map_and_its_average_leave_the_array_together(tmp_path: Path) -> None:
+    """96 channels of 300 pixels, 1,800 words, which no DTCM holds: halves of them are averaged as they are made.
+
+    Loaded are x, a row of it again, the averages and the map; stored are the map, its averages and the products.
+    """
+    nodes = [
+        _conv("x", "a", "a", kernel_shape=[1, 1]),
+        helper.make_node("GlobalAveragePool", ["a"], ["p"], "p"),
+        _conv("p", "g", "g", kernel_shape=[1, 1]),
+        helper.make_node("Mul", ["a", "g"], ["y"], "y"),
+    ]
+    constants = _weights("a", 96, 16, 1, 1) | _weights("g", 96, 96, 1, 1)
+    found = _proved(_model(tmp_path, nodes, [16, 3, 100], [96, 3, 100], constants), tmp_path)
+    assert _moved(found)[0] == (300 + 100 + 6 + 1800) + (1800 + 6 + 1800)
 
 
 def test_documented_words_do_not_share_taps(tmp_path: Path) -> None:

@@ -14,13 +14,15 @@ from npuc.ir import Node
 from npuc.program import as_loaded
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.layers.jobs import Job, Stage, no_words, pointwise_word
+from npuc.targets.easynpu.layers.tiling import Tiling
 from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.machine.memory import MapPlace, high_end, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.placement import PlacedJob, Placement
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, Step, TensorMove
+from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.lowering import Resident, without_dead_stores
-from npuc.targets.easynpu.program.residence import places_of_streams, resident
+from npuc.targets.easynpu.program.residence import EmittedRun, places_of_streams, resident
 from npuc.targets.easynpu.simulate.running import Runner
 from npuc.targets.easynpu.simulate.simulator import Simulator
 from tests.compiled import compilation
@@ -142,6 +144,31 @@ def test_the_first_words_of_the_image_stay_behind_the_room_of_others() -> None:
     init, loads = resident([((0, 30), 70), ((30, 60), 0), ((90, 60), 0)], WEIGHTS)
     assert init == (ImageLoad("weight", 70, "weight.bin", 0, 30),)
     assert [sum(each.words for each in load) for load in loads] == [0, 60, 60]
+
+
+@pytest.mark.parametrize(("channels", "loaded"), [(64, 3 * (5 + 64 * 9)), (96, 6 * (5 + 96 * 9))])
+def test_jobs_leave_half_the_weight_dtcm_to_weights_that_stay(channels: int, loaded: int, tmp_path: Path) -> None:
+    """Of four times 581 words for 16 outputs one stays in 1,536; beside 869 words no other 869 has room."""
+    net = Net((1, channels, 4, 4), (1, channels, 4, 4), "y = Conv <pads = [1, 1, 1, 1]> (x, w)")
+    net = replace(net, constants={"w": (channels, channels, 3, 3)})
+    onnx.save(net.model(), tmp_path / "m.onnx")
+    found = compilation(Request(tmp_path / "m.onnx", target("easynpu"), Options(level="0"))).program
+    assert found.manifest["report"]["host_traffic"]["weight_bytes"] == 16 * loaded
+
+
+def test_a_part_of_a_run_begins_where_no_later_job_streams_earlier_words() -> None:
+    """Jobs of 10 words each; the fourth streams those of the second again, and the fifth those of the third."""
+
+    def job(at: int | None, *, loaded: bool = True) -> EmittedJob:
+        block = np.empty((10, 0), np.int8)
+        stage = Stage(pointwise_word("maxpool", 16, 1, 1), block, Node("MaxPool", ("b",), ("c",)), weights_at=at)
+        placed = PlacedJob(Job((stage,), MapView("c", 16, 1, 1)), (), low(), None, None, explicit=True)
+        return EmittedJob(placed, (), block if loaded else block[:0], Tiling(1, 1, 1, 1, 1, None, 1, 1, 1))
+
+    jobs = job(None), job(None), job(None), job(10, loaded=False), job(None, loaded=False), job(30)
+    run = EmittedRun(Placement((), (), (), {}), jobs, (100, 40))
+    parts = [(each.stream, each.before, len(each.jobs)) for each in run.divided(10)]
+    assert parts == [((100, 10), 0, 1), ((110, 20), 10, 4), ((130, 10), 30, 1)]
 
 
 @pytest.mark.parametrize("name", ["default", "large"])

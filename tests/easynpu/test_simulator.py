@@ -54,6 +54,7 @@ class Writer:
 
     random: np.random.Generator
     extreme: bool = False
+    machine: Machine = MACHINE
     words: list[int] = field(default_factory=list[int])
     stream: list[Array] = field(default_factory=list[Array])
 
@@ -79,8 +80,8 @@ class Writer:
         """Fills in x' and y'; whether pads and psums hold the tile."""
         found["yi"] = found["Sh"] * (found["y"] - 1) + (found["Dh"] + 1) * (found["Hk"] - 1) + 1
         found["xi"] = found["Sw"] * (found["x"] - 1) + (found["Dw"] + 1) * (found["Wk"] - 1) + 1
-        psums = found["y"] * found["x"] * (found["Zs"] if dense else 1)
-        return found["yi"] * found["xi"] <= 64 and psums <= 64
+        psums = -(-found["y"] * found["x"] // self.machine.pe_rows) * (found["Zs"] if dense else 1)
+        return found["yi"] * found["xi"] <= 64 and psums <= self.machine.psum_entries
 
     def pointwise(self, layer: Mapping[str, int]) -> dict[str, int]:
         """A word over the pixels of another's result, on its tile."""

@@ -19,13 +19,18 @@ from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.samples import loading as data
 from npuc.target import Options, Request, cycles_of, target
-from npuc.targets.easynpu.machine.parameters import load
+from npuc.targets.easynpu.machine.parameters import Machine, load
 from tests.compiled import compilation
-from tests.easynpu_rtl.rig import needed
+from tests.easynpu import test_simulator as words
+from tests.easynpu_rtl.rig import Rtl, needed
 
 pytestmark = pytest.mark.slow
 MACHINES = ["default", "document"]
 """Two sets of ifmap pads, and one."""
+ROWS = {
+    "four rows": Machine(pe_rows=4, psum_entries=32),
+    "sixteen rows": Machine(pe_rows=16, psum_entries=8, ifmap_pad_sets=1),
+}
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = GIVEN / "models"
@@ -69,6 +74,29 @@ def test_digits(machine: str, tmp_path: Path) -> None:
 def test_a_network_of_several_segments(name: str, machine: str, tmp_path: Path) -> None:
     onnx.save(MODELS[name](), tmp_path / "m.onnx")
     expect_the_simulators_bits_and_cycles(tmp_path / "m.onnx", tmp_path, machine, observed=name == "ds_cnn")
+
+
+@pytest.mark.parametrize("name", ["default", "document", "large", "author", *ROWS])
+def test_every_machine_takes_the_model_s_cycles_run_after_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every word before every other: three chains in two runs, in memories full of noise."""
+    machine = ROWS.get(name) or load(name)
+    needed(machine)
+    monkeypatch.setattr(words, "Simulator", Rtl)
+    monkeypatch.setattr(words, "MACHINE", machine)
+    done = 0
+    for first, second in product(words.HEADS, repeat=2):
+        random = np.random.default_rng((first, second))
+        writer = words.Writer(random, machine=machine)
+        shape = writer.number(1, 3), writer.number(1, 3), int(random.choice([1, 8, 16]))
+        for op in (first, second, first):
+            layer = writer.head(op, shape, 16)
+            writer.emit(layer)
+            shape = words.shape_of(layer)
+        if len(writer.weights) <= machine.weight_words:
+            sizes = [(2, machine.capacity_words(each), 16) for each in ("fmap", "skip")]
+            words.compare(writer, *(random.integers(-128, 128, size).astype(np.int8) for size in sizes))
+            done += 1
+    assert done > 100
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -62,12 +62,6 @@ def used_runs(w: Array, pixels: int) -> list[slice]:
     return found or [slice(0, min(LANES, w.shape[1]))]
 
 
-def used_span(w: Array) -> slice:
-    """The channels from the start of the first run to the end of the last."""
-    runs = used_runs(w, 0)
-    return slice(runs[0].start, runs[-1].stop)
-
-
 def block_chunk(w: Array, most: int, pixels: int) -> int:
     """Output channels per job for the fewest cycles: a multiple of 16, at most `most`."""
 
@@ -101,11 +95,12 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
         name = "bn"
     result, first = scope.views.tensors[last.output], scope.windows[last.output].channels[0]
     load = load_of(scope.graph, node, scope.machine, followers, documented=scope.documented)
-    size = load.outputs
+    size = load.outputs if load.most is not None or scope.documented else min(load.outputs, _half(scope, w))
     if BLOCKS(node) > 1 and not scope.documented:
         size = block_chunk(w[first : first + result.channels], size, prod(scope.size(node)))
     shares = AVERAGE(node) and not scope.documented and _is_shared(scope, node, w, bias, shift)
     size = LANES if shares else size
+    shares |= not scope.documented and len(scope.graph.readers[node.inputs[1]]) > 1
     for chunk in bands(result.channels, size):
         kernels = slice(first + chunk.start, first + chunk.stop)
         stages = _conv_stages(scope, node, name, chunk, w[kernels], bias[kernels], shift[kernels], load.most)
@@ -116,6 +111,22 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
         stages = tuple(replace(stage, shares=shares) for stage in stages)
         stages = (*stages, *following(scope, followers, chunk))
         yield Job(stages, chunk_view(result, chunk), operand, scope.start(last, chunk))
+
+
+STAYING = 16
+"""Half the weight DTCM holds at least a sixteenth of all weights."""
+
+
+def _half(scope: Scope, w: Array) -> int:
+    """Outputs of a job whose weights (Co, Ci, Hk, Wk) take half the weight DTCM, so that others stay in the rest.
+
+    All, where what stays from inference to inference is not worth the cycles.
+    """
+    half = scope.machine.weight_words // 2
+    words = sum(each.nbytes for each in scope.graph.constants.values()) // LANES
+    if not half < words <= STAYING * half:
+        return FIELD_CHANNELS
+    return max(half // (BS_WORDS + prod(w.shape[1:])), 1) * LANES
 
 
 def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) -> bool:
@@ -245,13 +256,14 @@ def _conv_stages(
     most: weight words that a part may take for 16 outputs where parts are loaded one after another.
     """
     dense = name == "conv"
+    w = w[:, slice(*scope.windows[node.inputs[0]].channels)] if dense else w
     word, x = window_word(scope, node, name, w.shape[2:], chunk, dense=dense)
     m = columns_of_channels(word, scope.machine) if scope.documented and dense else 1
     if m > 1:
         word, w = with_columns_of_channels(word, m), kernel_with_columns_of_channels(w, m)
     runs = [slice(0, w.shape[1])]
-    if dense and BLOCKS(node) > 1:
-        runs = [used_span(w)] if scope.documented else used_runs(w, prod(scope.size(node)))
+    if dense and BLOCKS(node) > 1 and not scope.documented:
+        runs = used_runs(w, prod(scope.size(node)))
     parts = [
         replace(part, channels=slice(run.start + part.channels.start, run.start + part.channels.stop))
         for run in runs

@@ -35,11 +35,12 @@ from npuc.targets.easynpu.layers.nodes import (
 )
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import LANES, groups
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import Shape, word_for
 from npuc.text.escaping import Names
 
 
-def with_rows_folded(graph: Graph) -> tuple[Graph, frozenset[str]]:
+def with_rows_folded(graph: Graph, machine: Machine) -> tuple[Graph, frozenset[str]]:
     """The integer graph in which the host lays out the kernel's rows as channels, and the maps that it makes.
 
     Of a dense convolution with a stride over a map from the host, whose rows then fill lanes that would be empty:
@@ -58,9 +59,10 @@ def with_rows_folded(graph: Graph) -> tuple[Graph, frozenset[str]]:
         return name
 
     for node in graph.nodes:
-        if not _folds(graph, node):
+        if not _folds(graph, node, machine):
             nodes.append(node)
             continue
+        made.update(each.output for each in _moves_of_host(graph, node.inputs[0]) or ())
         (_, channels, H, W), (outputs, _, high, wide) = (graph.shape(each) for each in node.inputs[:2])
         window, (Ho, Wo) = window_of(node, (high, wide)), graph.shape(node.output)[2:]
         (Sh, Sw), (top, left), dilation = window.strides, window.begins, window.dilations
@@ -93,13 +95,13 @@ def with_rows_folded(graph: Graph) -> tuple[Graph, frozenset[str]]:
     return (rebuild(graph, nodes, constants), frozenset(made)) if made else (graph, frozenset())
 
 
-def _folds(graph: Graph, node: Node) -> bool:
+def _folds(graph: Graph, node: Node, machine: Machine) -> bool:
     """Whether a convolution reads fewer words if the host lays out its kernel's rows as channels."""
-    x = graph.producers.get(node.inputs[0]) if node.inputs else None
     dense = node.op == "IntConv" and GROUP(node) == BLOCKS(node) == 1 and not AVERAGE(node)
     shapes = [graph.shape(each) for each in node.inputs[:2]]
     images = all(len(each) == 4 for each in shapes)
-    if not dense or not images or len(node.inputs) > 4 or (x is not None and x.op != "QuantizeLinear"):
+    moves = _moves_of_host(graph, node.inputs[0]) if dense else None
+    if not images or len(node.inputs) > 4 or moves is None:
         return False
     (_, channels, H, W), (_, _, high, wide) = shapes
     window, (Ho, Wo) = window_of(node, (high, wide)), graph.shape(node.output)[2:]
@@ -107,7 +109,25 @@ def _folds(graph: Graph, node: Node) -> bool:
     firsts = [tap * dilation - top for tap in range(high)]
     met = all(first < H and first + (Ho - 1) * Sh >= 0 for first in firsts)
     words = groups(high * channels) * Ho * ((Wo - 1) * Sw + window.reach[1])
-    return high > 1 and met and words < groups(channels) * H * W
+    pixels = groups(channels) * H * W
+    if moves:  # a reshape word may make the map of fewer words: it reads them, moves pieces and writes pixels
+        depth, *extents = map_shape(graph.shape(moves[-1].inputs[0]))
+        given, memories = groups(depth) * prod(extents), (machine.fmap_words, machine.skip_words)
+        held = max(given, pixels) <= max(memories) and given + pixels <= sum(memories)
+        more = (words - given) * machine.word_bytes / machine.host_bytes_per_cycle
+        return high > 1 and met and words < pixels and (more < given + 2 * pixels or not held)
+    return high > 1 and met and words < pixels
+
+
+def _moves_of_host(graph: Graph, name: str) -> list[Node] | None:
+    """The nodes that move the elements of the host's integers to a map; None if the array computes any of it."""
+    found: list[Node] = []
+    while (producer := graph.producers.get(name)) is not None and producer.op != "QuantizeLinear":
+        if producer.op not in MOVES:
+            return None
+        found.append(producer)
+        name = producer.inputs[0]
+    return found
 
 
 def with_borders(graph: Graph) -> Graph:

@@ -117,25 +117,32 @@ def _within(scope: Scope, node: Node) -> bool:
 
 
 def borders(scope: Scope, node: Node) -> Iterator[Job]:
-    """The padding around a map that lies inside it: the pixel of its value, copied by 1x1 max pools."""
+    """The padding around a map that lies inside it: the pixel of its value, copied by 1x1 max pools.
+
+    Two sides of a pixel each are one word's result, whose rows or columns lie that far apart.
+    """
     inner, outer = (scope.views.tensors[name] for name in (node.inputs[0], node.output))
     pixel, row, column = scope.views.tensors[node.inputs[-1]], inner.row - outer.row, inner.column - outer.column
-    below, right = row + inner.height, column + inner.width
-    strips = (
-        (0, 0, row, outer.width),
-        (below, 0, outer.height - below, outer.width),
-        (row, 0, inner.height, column),
-        (row, right, inner.height, outer.width - right),
-    )
-    for top, left, high, wide in strips:
-        for part in bands(outer.channels, FIELD_CHANNELS) if high and wide else ():
+    below, right = outer.height - inner.height - row, outer.width - inner.width - column
+    sides = [
+        outer.window((0, 0, 0), (outer.channels, row, outer.width)),
+        outer.window((0, outer.height - below, 0), (outer.channels, below, outer.width)),
+    ]
+    if row == below == 1:
+        sides = [outer.interleaved(0, 0, (outer.height - 1, 1), (2, outer.width))]
+    if column == right == 1:
+        sides.append(outer.interleaved(row, 0, (1, outer.width - 1), (inner.height, 2)))
+    else:
+        sides.append(outer.window((0, row, 0), (outer.channels, inner.height, column)))
+        sides.append(outer.window((0, row, outer.width - right), (outer.channels, inner.height, right)))
+    for side in sides:
+        for part in bands(outer.channels, FIELD_CHANNELS) if side.height and side.width else ():
             channels = part.stop - part.start
-            x, y = (
-                pixel.pixel_for(channels, high, wide),
-                outer.window((part.start, top, left), (channels, high, wide)),
+            x = pixel.pixel_for(channels, side.height, side.width)
+            word = pointwise_word("maxpool", channels, side.height, side.width)
+            yield Job(
+                (Stage(word, no_words(), node, None, x),), chunk_view(side, part), None, scope.start(node, part)
             )
-            word = pointwise_word("maxpool", channels, high, wide)
-            yield Job((Stage(word, no_words(), node, None, x),), y, None, scope.start(node, part))
 
 
 def selecting(scope: Scope, node: Node) -> Iterator[Job]:

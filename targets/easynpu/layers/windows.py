@@ -17,10 +17,10 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
-from npuc.ops.attributes import BLOCKSIZE, GROUP, KERNEL_SHAPE
+from npuc.ops.attributes import BLOCKS, BLOCKSIZE, GROUP, KERNEL_SHAPE
 from npuc.ops.windows import window_of
 from npuc.targets.easynpu.layers.nodes import interleaved, is_alias, map_shape, moved_axes
-from npuc.targets.easynpu.machine.memory import groups
+from npuc.targets.easynpu.machine.memory import LANES, groups
 
 Range = tuple[int, int]
 Rows = Array
@@ -115,9 +115,24 @@ def needed(graph: Graph, node: Node, name: str, axis: int, low: Rows, high: Rows
     if axis and (step := interleaving(graph, node)) > 1:
         return low // step, -(-high // step)
     mixes = axis in moved_axes(graph, node) if axis else not is_channelwise(graph, node)
+    if mixes and node.op == "IntConv" and BLOCKS(node) > 1:
+        return _met(graph.constants[node.inputs[1]], low, high)
     if mixes or extent == 1:  # a single row or column is broadcast
         return np.zeros_like(low), np.full_like(high, extent)
     return low, high
+
+
+def _met(w: Array, low: Rows, high: Rows) -> tuple[Rows, Rows]:
+    """The input channels that ranges of outputs meet, by weights (Co, Ci, Hk, Wk), in whole DTCM words.
+
+    All of them for all outputs, so that every element of every layer is computed and can be compared.
+    """
+    used, ends = (w != 0).max(axis=(2, 3)), [np.zeros_like(low), np.full_like(high, w.shape[1])]
+    for at, start in np.ndenumerate(low):
+        met = np.flatnonzero(used[start : high[at]].any(axis=0)) // LANES
+        if len(met) and high[at] - start < len(w):
+            ends[0][at], ends[1][at] = met[0] * LANES, min((met[-1] + 1) * LANES, w.shape[1])
+    return ends[0], ends[1]
 
 
 def ranges_for(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, product
+from itertools import groupby, permutations, product
 from math import inf, prod
 
 import numpy as np
@@ -21,10 +21,11 @@ from npuc.ops import rebuild
 from npuc.ops.attributes import AVERAGE, AXIS, BLOCKS, DILATIONS, GROUP, PADDING, PADS, RELU, STARTS
 from npuc.ops.windows import window_of
 from npuc.targets.easynpu.layers.nodes import concat_offsets, fused_behind
+from npuc.targets.easynpu.layers.views import surrounds
 from npuc.targets.easynpu.layers.windows import Sliding, is_channelwise, whole
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.grids import shares_of
+from npuc.targets.easynpu.plan.grids import cuts, shares_of
 from npuc.targets.easynpu.plan.ranges import Range
 from npuc.targets.easynpu.plan.regions import run_of
 
@@ -123,6 +124,69 @@ def places(graph: Graph, apart: frozenset[str]) -> dict[str, TensorWindow]:
         for each, offset in zip(node.inputs, concat_offsets(graph, node) or (), strict=True):
             found[each] = replace(joined, start=joined.shifted((0, 0, offset) if along else (0, offset, 0)))
     return found
+
+
+def with_sums_in_bands(graph: Graph, machine: Machine) -> tuple[Graph, dict[str, TensorWindow]]:
+    """The integer graph in which sums follow the convolutions that they read band by band, where they must.
+
+    The map before the convolution, its result and the other operand do not fit together, but few rows of the
+    result do: a band of rows is computed and added before the next one. Also: of which tensor each band is a part.
+    """
+    sums = {node: found for node in graph.nodes if (found := _banded(graph, node, machine)) is not None}
+    inside = {conv for conv, _ in sums.values()}
+    nodes, names, windows = list[Node](), graph.names(), dict[str, TensorWindow]()
+
+    def part(node: Node, name: str, rows: tuple[int, int]) -> str:
+        made = names.new(f"{name}/rows{rows[0]}")
+        cut = {"axes": (2,), "starts": rows[:1], "ends": rows[1:], "steps": (1,)}
+        nodes.append(Node("Slice", (name,), (made,), cut, made, node.sources))
+        return made
+
+    for node in graph.nodes:
+        if node not in sums:
+            nodes += [] if node in inside else [node]
+            continue
+        conv, most = sums[node]
+        slide, pads = Sliding.of(graph, conv, 1), PADS(conv) or (0,) * 4
+        height, parts = slide.outputs, list[str]()
+        for low, high in cuts(height, -(-height // most)):
+            first = low * slide.stride - slide.padding
+            end = first + (high - low - 1) * slide.stride + slide.reach
+            x = part(conv, conv.inputs[0], (max(first, 0), min(end, slide.extent)))
+            y, total = (names.new(f"{each}/rows{low}") for each in (conv.output, node.output))
+            around = max(-first, 0), pads[1], max(end - slide.extent, 0), pads[3]
+            band = replace(conv, inputs=(x, *conv.inputs[1:]), outputs=(y,)).with_attrs(pads=around)
+            operands = [y if each == conv.output else part(node, each, (low, high)) for each in node.inputs[:2]]
+            nodes += [band, replace(node, inputs=(*operands, *node.inputs[2:]), outputs=(total,))]
+            windows |= {y: TensorWindow(conv.output, (0, low, 0)), total: TensorWindow(node.output, (0, low, 0))}
+            parts.append(total)
+        _join(nodes, node, node.output, parts, 2)
+    if not sums:
+        return graph, {}
+    made = rebuild(graph, nodes)
+    return replace(made, tensors={**graph.tensors, **made.tensors}), windows
+
+
+def _banded(graph: Graph, node: Node, machine: Machine) -> tuple[Node, int] | None:
+    """The convolution that a sum reads beside another map, and the rows of a band; none where all fit together."""
+    memories = machine.fmap_words, machine.skip_words
+    for name, second in permutations(node.inputs[:2]) if node.op == "IntSum" else ():
+        conv = graph.producers.get(name)
+        if conv is None or conv.op != "IntConv" or graph.only_reader(name) is not node:
+            continue
+        before, other, result = (_held(graph, each) for each in (conv.inputs[0], second, name))
+        rooms = [(one - before, two - other) for one, two in (memories, memories[::-1])]
+        free = max((max(room) for room in rooms if min(room) >= 0), default=0)
+        rows = (free - 1) // (result // graph.shape(name)[2])  # beside the pixel of a padding value
+        if rows > 0 and before + other + result > sum(memories):
+            return conv, rows
+    return None
+
+
+def _held(graph: Graph, name: str) -> int:
+    """Words of a map, or of the copy with padding inside which it lies."""
+    copies = [each.output for each in graph.readers[name] if surrounds(each)]
+    return max(whole(graph, each).words for each in (name, *copies))
 
 
 def _unpadded(graph: Graph, node: Node) -> tuple[Node, tuple[Node, ...]]:

@@ -213,11 +213,16 @@ def _not_apart(job: Job, words: int) -> DoesNotFit:
 
 
 def assign(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -> tuple[list[Buffer], list[Buffer]]:
-    """The buffers of the skip and the Fmap DTCM: operands in skip, and others if the Fmap DTCM overflows."""
-    skip = _that_fit([b for b in buffers if b.name in operands], machine.skip_words)
-    fmap = [b for b in buffers if b not in skip]
-    if not fits(fmap, machine.fmap_words):
-        skip = _that_fit([*skip, *sorted(fmap, key=lambda b: b.size)], machine.skip_words)
+    """The buffers of the skip and the Fmap DTCM: operands in skip, and others if the Fmap DTCM overflows.
+
+    The smallest others, or the largest if what remains would overflow.
+    """
+    skip = given = _that_fit([b for b in buffers if b.name in operands], machine.skip_words)
+    fmap = rest = [b for b in buffers if b not in skip]
+    for sign in (1, -1):
+        if fits(fmap, machine.fmap_words):
+            break
+        skip = _that_fit([*given, *sorted(rest, key=lambda b: sign * b.size)], machine.skip_words)
         fmap = [b for b in buffers if b not in skip]
     return skip, fmap
 

@@ -262,9 +262,7 @@ class Range:
 
     def _axes(self, tail: Range | None) -> tuple[AxisRanges, ...]:
         """The ranges along channels, rows and columns; empty where the range cannot be computed by itself."""
-        shapes = self._shapes(self.outputs)
-        unequal = len(shapes) > 1 and min(map(min, shapes)) < 2
-        if not self.outputs or unequal or _divides_interleaving(self.graph, self.nodes):
+        if not self.outputs or _divides_interleaving(self.graph, self.nodes):
             return ()
         return tuple(self._axis(axis, tail) for axis in range(3))
 

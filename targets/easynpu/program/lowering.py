@@ -31,7 +31,7 @@ from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import Map, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.apart import TensorWindow, places, with_taps_apart
+from npuc.targets.easynpu.plan.apart import TensorWindow, places, with_sums_in_bands, with_taps_apart
 from npuc.targets.easynpu.plan.documented import expect_words
 from npuc.targets.easynpu.plan.grids import Strip, shares_of, tiles_of
 from npuc.targets.easynpu.plan.implicit import implicit
@@ -189,13 +189,19 @@ def lower(
     too small.
     """
     graph = with_latest_first(with_repeated(quantised.graph)) if documented else quantised.graph
-    graph = with_reshape_words(graph, lambda graph, node: _holds(graph, node, machine, documented))
+    graph = with_reshape_words(
+        graph, lambda graph, node: node.output not in laid_out and _holds(graph, node, machine, documented)
+    )
     if not documented:
         held = machine.fmap_words + machine.skip_words
         graph = with_maps_apart(graph, lambda name: whole(graph, name).words > held)
     graph, apart = (graph, frozenset[str]()) if documented else with_taps_apart(graph, machine)
-    windows = places(graph, apart)
-    regions = regions_of(graph, machine, documented=documented, moved=apart | laid_out)
+    windows, moved = places(graph, apart), apart | laid_out
+    banded, bands = (graph, {}) if documented else with_sums_in_bands(graph, machine)
+    arrays = [each.array for each in regions_of(banded, machine, moved=moved) if each.array] if bands else []
+    if arrays and all(_fits(banded, nodes, machine) for nodes in arrays):
+        graph, windows = banded, {**windows, **bands}
+    regions = regions_of(graph, machine, documented=documented, moved=moved)
     steps: list[HostStep | EmittedRun] = []
     streams = WeightImage()
     read: set[str] = set()
@@ -270,6 +276,16 @@ def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool
     if documented:
         return sum(each.size for each in maps) <= machine.fmap_words
     return placeable(maps, set(), machine)
+
+
+def _fits(graph: Graph, nodes: Sequence[Node], machine: Machine) -> bool:
+    """Whether all maps of these nodes fit the DTCMs together."""
+    outputs = {name: whole(graph, name) for name in outputs_of(graph, nodes)}
+    try:
+        explicit(run_of(graph, best_order(graph, nodes, machine), machine, outputs, documented=False), machine)
+    except DoesNotFit:
+        return False
+    return True
 
 
 def computed(

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
+from itertools import accumulate
+from math import inf
 
 import numpy as np
 
@@ -58,19 +60,23 @@ class EmittedRun:
     stream: Stream
     weights_at: int = 0
     """Address of the stream in the weight DTCM."""
+    before: int = 0
+    """Words before it in the stream that it is a part of, from whose start its jobs' addresses count."""
 
     def divided(self, room: int) -> Iterator[EmittedRun]:
         """The run in parts whose streams have at most so many words, or one job each.
 
-        Only where addresses are explicit, so that a part finds its maps, and no job streams another's words.
+        Only where addresses are explicit, so that a part finds its maps, and no job streams another part's words.
         """
-        stages = [stage for job in self.jobs for stage in job.placed.job.stages]
-        if any(stage.weights_at is not None for stage in stages) or not all(e.placed.explicit for e in self.jobs):
+        if not all(each.placed.explicit for each in self.jobs):
             yield self
             return
         parts: list[list[EmittedJob]] = [[]]
-        for job in self.jobs:
-            if parts[-1] and sum(len(each.weights) for each in (*parts[-1], job)) > room:
+        ends = [0, *accumulate(len(job.weights) for job in self.jobs)]
+        least = [*accumulate(reversed([*self._first_words()]), min)][::-1]
+        for at, job in enumerate(self.jobs):
+            apart = least[at] >= ends[at]
+            if apart and parts[-1] and sum(len(each.weights) for each in (*parts[-1], job)) > room:
                 parts.append([])
             parts[-1].append(job)
         start = self.stream[0]
@@ -83,21 +89,36 @@ class EmittedRun:
                 outputs=outputs if part is parts[-1] else (),
             )
             words = sum(len(each.weights) for each in part)
-            yield replace(self, placement=placement, jobs=tuple(part), stream=(start, words))
+            before = start - self.stream[0]
+            yield replace(self, placement=placement, jobs=tuple(part), stream=(start, words), before=before)
             start += words
+
+    def _first_words(self) -> Iterator[float]:
+        """The lowest address of the stream that each job reads from; infinity for one that reads none."""
+        behind = 0
+        for job in self.jobs:
+            lowest = inf
+            for stage in job.placed.job.stages:
+                if len(stage.block):
+                    first = behind if stage.weights_at is None else stage.weights_at
+                    lowest, behind = min(lowest, first), first + len(stage.block)
+            yield lowest
 
     def with_weights_at(self, base: int, machine: Machine) -> EmittedRun:
         """The run with its stream at an address, or at word 0 if the ITCM has no room for a word that sets it."""
-        if not base or sum(len(job.words) for job in self.jobs) >= machine.itcm_words:
+        if sum(len(job.words) for job in self.jobs) >= machine.itcm_words:
+            base = 0
+        if base == self.before == 0:
             return replace(self, weights_at=0)
         found: list[EmittedJob] = []
-        begins = True
+        begins = bool(base)
         for each in self.jobs:
             job = each.placed.job
             moved: dict[int, Stage] = {}
             for at, stage in enumerate(job.stages):
                 if len(stage.block) and (begins or stage.weights_at is not None):
-                    moved[at] = replace(stage, weights_at=base + (stage.weights_at or 0))
+                    given = self.before if stage.weights_at is None else stage.weights_at
+                    moved[at] = replace(stage, weights_at=base + given - self.before)
                     begins = False
             stages = tuple(moved.get(at, stage) for at, stage in enumerate(job.stages))
             placed = replace(each.placed, job=replace(job, stages=stages))
