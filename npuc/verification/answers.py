@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,14 @@ class Reader:
         ]
 
     def _boxes(self, outputs: Outputs, decoding: Decoding) -> Boxes | None:
-        """The boxes in pixels of the input; None where scores or a background contradict the decoding."""
+        """The boxes in pixels of the input; None where the scores contradict the decoding."""
         found = decode_boxes(outputs, decoding)
-        if found.low < -SURE or found.high > 1 + SURE or found.distributions:
+        if found.low < -SURE or found.high > 1 + SURE:
             return None
+        if found.distributions:  # most boxes have no object: the background is the more probable end
+            means = outputs[decoding.scores].reshape(-1, decoding.columns).mean(axis=0)
+            background = "first" if means[0] > means[-1] else "last"
+            found = decode_boxes(outputs, replace(decoding, background=background))
         if self.described is None or not in_units([found.boxes]):
             return found.boxes
         height, width = self.described.size

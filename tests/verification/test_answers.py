@@ -93,6 +93,17 @@ def test_boxes_have_names_and_corners_in_pixels(tmp_path: Path) -> None:
     assert image[10, 12].tolist() == image[14, 20].tolist() == [0x3C, 0xB4, 0x4B]  # the second class's colour
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_scores_that_sum_to_one_have_a_background(first: bool) -> None:
+    """Before the classes or behind them: three boxes of nothing, and a dog."""
+    scores = np.array([[0.98, 0.01, 0.01]] * 3 + [[0.1, 0.1, 0.8]], np.float32)[
+        :, [0, 1, 2] if first else [1, 2, 0]
+    ]
+    places = np.array([[1, 1, 2, 2]] * 3 + [[12, 10, 20, 14]], np.float32)
+    answer = reader(("cat", "dog"), b=[1, 4, 4], s=[1, 4, 3]).answer({"b": places[None], "s": scores[None]})
+    assert said(answer) == [" 80.0 %  dog  12 10 20 14"]
+
+
 def test_a_sequence_is_text_where_classes_have_names() -> None:
     # blank, b, b, blank, b, a: repeats are one, blanks part them
     steps = np.eye(3, dtype=np.float32)[None, [0, 2, 2, 0, 2, 1]]
