@@ -32,11 +32,11 @@ CEILINGS = {
     "examples": 200,
     "models": 1_950,
     "npuc": 38_560,
-    "passes": 6_290,
-    "targets/bm1684": 10_270,
-    "targets/easynpu": 17_830,
+    "passes": 6_385,
+    "targets/bm1684": 10_475,
+    "targets/easynpu": 17_745,
     "targets/nvdla": 21_000,
-    "tests": 65_350,
+    "tests": 65_530,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -17,9 +17,11 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.ops.windows import Window
+from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.conv_calls import ConvForm
 from npuc.targets.bm1684.lowering.convolutions import STRIP_BYTES, STRIPS, fold, folded_view, folds, strip_rows
+from npuc.targets.bm1684.lowering.kernel import Local
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, expect_view
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
@@ -56,14 +58,15 @@ class Spread:
         columns = (out.w - 1) * window.strides[1] + (left - 1) * spread.dilations[1] + 1
         return cls(replace(form, window=spread, weights=weights), copies, columns, window.begins[1])
 
-    def cost(self, image: Dim4, out: Dim4, machine: Machine) -> tuple[int, int]:
+    def cost(self, image: SystemView, out: Dim4, machine: Machine) -> tuple[float, float]:
         """The cycles of the busier engine, then of the other one."""
         window, channels = self.form.window, self.form.weights.shape[1]
         groups = ceil_div(out.c, machine.npus) * ceil_div(out.h * out.w, machine.lanes)
         computed = timing.fix8b_conv2d(
             groups, channels, window.kernel[0], window.kernel[1], min(window.strides), False
         )
-        loaded = int(ELEMENT * channels * image.h * self.columns / machine.dram_bytes_per_cycle)
+        loads = moves.loads(Tensor(Dim4(*image.shape), Local("")), image, machine)
+        loaded = moves.price(loads, machine) * self.copies * self.columns / image.shape[3]
         return max(computed, loaded), min(computed, loaded)
 
 
@@ -73,12 +76,12 @@ def strips(lo: Lowering, node: Node, form: ConvForm, out: Dim4) -> Iterator[tupl
     The image has at most as many channels as there are NPUs.
     """
     view = lo.view(node.inputs[0])
-    ways: list[tuple[tuple[int, int], int, Spread]] = []
+    ways: list[tuple[tuple[float, float], int, Spread]] = []
     most = form.window.kernel[1] if form.window.dilations[1] == 1 else 1
     for by, copies in product(folds(form, view), range(1, most + 1)):
         made = Spread.of(fold(form, by), copies, out)
         if made.form.weights.shape[1] <= lo.machine.npus or (by, copies) == (1, 1):
-            ways.append((made.cost(Dim4(*folded_view(view, by).shape), out, lo.machine), by, made))
+            ways.append((made.cost(folded_view(view, by), out, lo.machine), by, made))
     _, by, spread = min(ways, key=lambda way: (way[0], way[1], way[2].copies))
     view = folded_view(view, by)
     rows = strip_rows(out, min(STRIPS, max(1, ELEMENT * prod(view.shape) // STRIP_BYTES)))
