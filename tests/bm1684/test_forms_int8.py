@@ -15,14 +15,16 @@ from npuc.errors import HOST_STEP
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options
+from npuc.targets.bm1684.network.passes import functions_to_convs
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import SYNTHETIC, npuc
 from tests.compiled import causes
+from tests.passes.networks import assert_same_meaning, network, node
 from tests.runtime import RUNTIME
 
 ROWS = "m = MatMul(x, w)\n a = Add(m, b)\n r = Relu(a)\n"
 IMAGE = (1, 16, 24, 20)
-FORMS = {
+FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
     "rows of windows": ((4, 6, 16), (4, 6, 12), ROWS + "y = Add(r, m)"),
     "windows joined": ((4, 9, 16), (1, 36, 12), ROWS + "y = Reshape(r, joined)"),
     "windows in another order": ((4, 6, 16), (6, 4, 12), ROWS + "y = Transpose <perm=[1, 0, 2]> (r)"),
@@ -120,6 +122,7 @@ MAPS = {
     "HardSigmoid": "y = HardSigmoid(c)",
     "LeakyRelu": "y = LeakyRelu <alpha=0.2> (c)",
     "PRelu": "y = PRelu(c, slopes)",
+    "PRelu of small slopes": "f = Mul(slopes, tenth)\n y = PRelu(c, f)",
     "Swish": "s = Sigmoid(c)\n y = Mul(c, s)",
     "Gelu": "e = Div(c, root)\n f = Erf(e)\n g = Add(f, one_)\n h = Mul(c, g)\n y = Mul(h, half)",
     "a square": "y = Mul(c, c)",
@@ -189,7 +192,8 @@ def _form(form: str) -> tuple[onnx.ModelProto, Array]:
         "<int64[4] heads = {4, 6, 3, 4}, float half = {0.35}, "
         "int64[3] joined = {1, 36, 12}, int64[3] tokens = {2, 20, 16}, int64 second = {1}, "
         "float root = {1.4142135}, float one_ = {1}, float low = {-0.7}, float high = {1.1}, int64[1] rows = {2}, "
-        "float little = {-0.04}, float[1] even = {0.3}, int64[4] three_images = {3, 16, 5, 4}, "
+        "float little = {-0.04}, float tenth = {0.1}, float[1] even = {0.3}, "
+        "int64[4] three_images = {3, 16, 5, 4}, "
         f"int64[6] one = {{0, 0, 0, 1, 0, 0}}, int64[8] sides = {{0, 0, 1, 2, 0, 0, 3, 1}}> {{ {nodes} }}",
         WEIGHTS,
     )
@@ -229,6 +233,23 @@ def test_a_function_between_two_products_moves_nothing() -> None:
     found = _compiled("tokens' features")
     calls = [each["text"].partition("(")[0] for each in found.target.listing(found.program)]
     assert [each for each in calls if each.endswith(("L2S", "S2S"))] == ["okk_gdma_32bit_cpy_L2S"]
+
+
+@pytest.mark.parametrize("op", ["HardSwish", "LeakyRelu", "PRelu of small slopes"])
+def test_convolutions_compute_functions_of_several_images(op: str) -> None:
+    for images, tables in ((1, op in ("HardSwish", "LeakyRelu")), (5, False)):
+        found = _compiled(f"{op} of {images}")
+        texts = [each["text"] for each in found.target.listing(found.program)]
+        assert any("lookup" in text for text in texts) == tables
+
+
+@pytest.mark.parametrize(("slope", "expected"), [(1.0, ["Conv", "Conv", "Add"]), (1.001, ["PRelu"])])
+def test_slopes_above_one_are_not_sums(slope: float, expected: list[str]) -> None:
+    slopes = np.array([-0.5, 0.25, slope], np.float32).reshape(3, 1, 1)
+    graph = network((2, 3, 4, 5), "y", node("PRelu", "x a", "y"), a=slopes)
+    found = functions_to_convs(graph)
+    assert [each.op for each in found.nodes] == expected
+    assert_same_meaning(graph, found)
 
 
 def test_padding_with_ones_in_every_bit_keeps_its_bits() -> None:

@@ -7,14 +7,14 @@ The host gives an input with another first axis, such as the windows of an atten
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 
-from npuc.ir import Attr, Graph, Node
-from npuc.ops.attributes import AXES, AXIS, PERM, SIDES
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION, AXES, AXIS, LEAKY_ALPHA, PERM, SIDES
 from npuc.passes.cleanup.boundary_moves import move_as_floats
 from npuc.passes.cleanup.clutter import fold_constants
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
@@ -41,7 +41,7 @@ from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from npuc.passes.fusion import fuse_again, separate_clips
 from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
-from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.patterns import along_axis, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales import RescaleMixedConcats
 from npuc.pipeline import Pass
@@ -129,6 +129,49 @@ def _expand_operand(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
+def functions_to_convs(graph: Graph) -> Graph:
+    """Functions of which convolutions take less time than a table, whose time counts images.
+
+    HardSwish of several images: x * clip(x / 6 + 1 / 2, 0, 1). LeakyRelu of several images, and PRelu, with slopes
+    a of at most 1: a * x + (1 - a) * relu(x).
+    """
+    return rewrite(graph, _gate, _add_slopes)
+
+
+def _scaled(rewriter: Rewriter, node: Node, key: str, parameters: Sequence[Array], **attrs: Attr) -> Node:
+    """A depthwise Conv of a node's input with a factor and, if given, a summand for each channel."""
+    columns = zip((parameters[0].reshape(-1, 1, 1, 1), *parameters[1:]), ("factor", "summand"), strict=False)
+    names = [rewriter.constant(each.astype(np.float32), f"{node.output}/{key}/{stem}") for each, stem in columns]
+    group = len(parameters[0])
+    return rewriter.part(node, "Conv", (node.inputs[0], *names), f"{node.output}/{key}", group=group, **attrs)
+
+
+def _gate(rewriter: Rewriter, node: Node) -> bool:
+    shape = rewriter.shape(node.output)
+    if node.op != "HardSwish" or ACTIVATION(node) or len(shape) != 4 or shape[0] == 1:
+        return False
+    line = np.full(shape[1], 1 / 6), np.full(shape[1], 1 / 2)
+    gate = _scaled(rewriter, node, "gate", line, activation="Clip", min=0.0, max=1.0)
+    inputs = (node.inputs[0], gate.output)
+    rewriter.replace(node, gate, Node("Mul", inputs, node.outputs, {}, node.name, node.sources))
+    return True
+
+
+def _add_slopes(rewriter: Rewriter, node: Node) -> bool:
+    shape, slopes = rewriter.shape(node.output), None
+    if len(shape) == 4 and node.op == "LeakyRelu":
+        slopes = np.full(shape[1], LEAKY_ALPHA(node))
+    elif len(shape) == 4 and node.op == "PRelu" and node.inputs[1] in rewriter.constants:
+        slopes = along_axis(rewriter.constants[node.inputs[1]], shape, 1)
+    if slopes is None or ACTIVATION(node) or (slopes > 1).any() or (shape[0] == 1 and (slopes == slopes[0]).all()):
+        return False
+    below = _scaled(rewriter, node, "below", [slopes])
+    above = _scaled(rewriter, node, "above", [1 - slopes], activation="Relu")
+    total = Node("Add", (below.output, above.output), node.outputs, {}, node.name, node.sources)
+    rewriter.replace(node, below, above, total)
+    return True
+
+
 def _behind_one(rewriter: Rewriter, node: Node) -> bool:
     """A movement along the first axis, or of tensors whose first axis is no image, gets an axis of 1 before it."""
     moved = node.inputs if node.op == "Concat" else node.inputs[:1]
@@ -213,6 +256,7 @@ _FIXED: tuple[Pass, ...] = (
     rows_to_pixels,
     gathers_to_slices,
     batch_norm_to_conv,
+    functions_to_convs,
     expand_prelu,
     conv_transpose_to_phases,
     split_average_borders,
