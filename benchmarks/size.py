@@ -33,10 +33,10 @@ CEILINGS = {
     "models": 1_950,
     "npuc": 38_560,
     "passes": 6_385,
-    "targets/bm1684": 10_520,
+    "targets/bm1684": 10_540,
     "targets/easynpu": 17_745,
     "targets/nvdla": 21_000,
-    "tests": 65_560,
+    "tests": 65_570,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -105,6 +105,11 @@ FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
         (3, 4, 3, 3),
         "c = Conv(x, up)\n t = Tanh(c)\n e = Conv <group=4100> (t, each)\n a = Add(e, t)\n y = Conv(a, down)",
     ),
+    "a picture with its channels last": (
+        (3, 72, 61, 3),
+        (3, 10, 72, 61),
+        "t = Transpose <perm=[0, 3, 1, 2]> (x)\n y = Conv <pads=[1, 1, 1, 1]> (t, three)",
+    ),
     "narrow depthwise": (IMAGE, IMAGE, "y = Conv <group=16, pads=[0, 2, 0, 2]> (x, d)"),
     "dilated depthwise": (
         (5, *IMAGE[1:]),
@@ -243,13 +248,25 @@ def test_convolutions_compute_functions_of_several_images(op: str) -> None:
         assert any("lookup" in text for text in texts) == tables
 
 
-@pytest.mark.parametrize(("slope", "expected"), [(1.0, ["Conv", "Conv", "Add"]), (1.001, ["PRelu"])])
-def test_slopes_above_one_are_not_sums(slope: float, expected: list[str]) -> None:
-    slopes = np.array([-0.5, 0.25, slope], np.float32).reshape(3, 1, 1)
-    graph = network((2, 3, 4, 5), "y", node("PRelu", "x a", "y"), a=slopes)
+@pytest.mark.parametrize(
+    ("slopes", "images", "many"),
+    [((-1.5, 0.25, 2.0), 1, True), ((0.5, 0.5, 0.5), 1, False), ((0.5, 0.5, 0.5), 2, True)],
+)
+def test_slopes_that_differ_or_of_several_images_become_convolutions(
+    slopes: tuple[float, ...], images: int, many: bool
+) -> None:
+    given = np.array(slopes, np.float32).reshape(3, 1, 1)
+    graph = network((images, 3, 4, 5), "y", node("PRelu", "x a", "y"), a=given)
     found = functions_to_convs(graph)
-    assert [each.op for each in found.nodes] == expected
+    assert [each.op for each in found.nodes] == (["Conv", "Conv", "Conv", "Add"] if many else ["PRelu"])
     assert_same_meaning(graph, found)
+
+
+def test_columns_of_a_picture_with_its_channels_last_are_copied_in_local_memory() -> None:
+    """Loads of single elements take four times as long."""
+    found = _compiled("a picture with its channels last")
+    calls = [each["text"].partition("(")[0] for each in found.target.listing(found.program)]
+    assert calls.count("okk_gdma_32bit_cpy_L2L") == 3 * calls.count("npuc_fix8b_conv2d")
 
 
 def test_padding_with_ones_in_every_bit_keeps_its_bits() -> None:

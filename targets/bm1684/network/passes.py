@@ -132,8 +132,8 @@ def _expand_operand(rewriter: Rewriter, node: Node) -> bool:
 def functions_to_convs(graph: Graph) -> Graph:
     """Functions of which convolutions take less time than a table, whose time counts images.
 
-    HardSwish of several images: x * clip(x / 6 + 1 / 2, 0, 1). LeakyRelu of several images, and PRelu, with slopes
-    a of at most 1: a * x + (1 - a) * relu(x).
+    HardSwish of several images: x * clip(x / 6 + 1 / 2, 0, 1). LeakyRelu of several images, and PRelu, with
+    slopes a: relu(x) - a * relu(-x).
     """
     return rewrite(graph, _gate, _add_slopes)
 
@@ -163,12 +163,14 @@ def _add_slopes(rewriter: Rewriter, node: Node) -> bool:
         slopes = np.full(shape[1], LEAKY_ALPHA(node))
     elif len(shape) == 4 and node.op == "PRelu" and node.inputs[1] in rewriter.constants:
         slopes = along_axis(rewriter.constants[node.inputs[1]], shape, 1)
-    if slopes is None or ACTIVATION(node) or (slopes > 1).any() or (shape[0] == 1 and (slopes == slopes[0]).all()):
+    if slopes is None or ACTIVATION(node) or (shape[0] == 1 and (slopes == slopes[0]).all()):
         return False
-    below = _scaled(rewriter, node, "below", [slopes])
-    above = _scaled(rewriter, node, "above", [1 - slopes], activation="Relu")
-    total = Node("Add", (below.output, above.output), node.outputs, {}, node.name, node.sources)
-    rewriter.replace(node, below, above, total)
+    one = np.ones(shape[1])
+    above, below = (_scaled(rewriter, node, "signs", [sign], activation="Relu") for sign in (one, -one))
+    bent = _scaled(rewriter, below, "bent", [-slopes])
+    bent = replace(bent, inputs=(below.output, *bent.inputs[1:]))
+    total = Node("Add", (above.output, bent.output), node.outputs, {}, node.name, node.sources)
+    rewriter.replace(node, above, below, bent, total)
     return True
 
 
@@ -264,6 +266,7 @@ _FIXED: tuple[Pass, ...] = (
     separate_clips,
     *LARGE_MAPS,
     tensors_to_images,
+    functions_to_convs,
     expand_prelu,
     operands_to_maps,
     expands_to_concats,
