@@ -32,11 +32,11 @@ CEILINGS = {
     "examples": 200,
     "models": 2_000,
     "npuc": 38_680,
-    "passes": 6_490,
-    "targets/bm1684": 10_375,
-    "targets/easynpu": 18_000,
+    "passes": 6_585,
+    "targets/bm1684": 10_645,
+    "targets/easynpu": 17_915,
     "targets/nvdla": 20_940,
-    "tests": 65_870,
+    "tests": 66_100,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -30,6 +30,11 @@ def copies_to_concats(graph: Graph) -> Graph:
     return rewrite(graph, _expand, _pad)
 
 
+def expands_to_concats(graph: Graph) -> Graph:
+    """The same of Expand alone."""
+    return rewrite(graph, _expand)
+
+
 def _replace(rewriter: Rewriter, node: Node, build: Callable[[Step, str], str]) -> bool:
     """Replaces the node by what `build` makes of its first input."""
     nodes: list[Node] = []

@@ -291,10 +291,10 @@ def test_int8_sends_to_fp32_only_what_fp32_runs(columns: int, floats: bool) -> N
 
 
 def test_what_the_host_runs_whole_is_proved_on_the_users_samples(tmp_path: Path) -> None:
-    """Maps of too many columns, behind one that is calibrated."""
+    """Maps of too many columns, a prime number, behind one that is calibrated."""
     need_compiler()
-    nodes = [RELU, node("Concat", "x a", "c", axis=1), node("Conv", "c w", "b", pads=(1, 1, 1, 1))]
-    graph = network((1, 32, 9, 3001), "y", *nodes, node("Relu", "b", "y"), w=(1, 64, 3, 3))
+    nodes = [RELU, node("Concat", "x a", "c", axis=1), node("InstanceNormalization", "c s t", "b")]
+    graph = network((1, 32, 9, 3001), "y", *nodes, node("Relu", "b", "y"), s=(64,), t=(64,))
     path = tmp_path / "m.onnx"
     onnx.save(to_onnx(graph), path)
     values = np.random.default_rng(0).normal(0.2, 1, (1, 1, 32, 9, 3001)).astype(np.float32)

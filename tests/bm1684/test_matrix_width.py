@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from npuc.errors import DoesNotFit
-from npuc.targets.bm1684.lowering.products import alternatives, best_width, describe_choices, width, widths
+from npuc.targets.bm1684.lowering.products import alternatives, best_width, width, widths
 from npuc.targets.bm1684.machine.parameters import Machine
 
 FOUR, CHIP = Machine(npus=4, local_bytes=4096), Machine()
@@ -61,12 +61,6 @@ def test_no_width_is_better_than_the_choices(machine: Machine, cols: int, start:
     wanted = [each for each in every if firsts[each.cycles_per_row, each.bytes_per_npu] is each]
     assert alternatives(3, cols, machine, len(wanted), start) == wanted
     assert best_width(3, cols, machine, start) == every[0]
-
-
-def test_alternatives_are_shown_with_the_documents_advice() -> None:
-    text = describe_choices(alternatives(2, 40, FOUR, count=3)).splitlines()
-    assert text[0].split() == ["W", "channels", "NPUs", "cycles", "per", "row", "bytes", "per", "NPU", "advised"]
-    assert text[1].split() == ["10", "4", "4", "1", "256", "yes"]
 
 
 @pytest.mark.parametrize("W", [0, 41])

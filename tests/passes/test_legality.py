@@ -14,13 +14,13 @@ from npuc.passes.cleanup.sink_reshapes import sink_reshapes
 from npuc.passes.expansion.averages import AverageLimits, SplitAveragePool
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.batches import SplitBatch
+from npuc.passes.expansion.maxima_to_pools import MaximaToPools
 from npuc.passes.expansion.split_max_pool import MaxPoolLimits as MaximumLimits
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.passes.fusion import fuse_activation
 from npuc.passes.recognition.recognise_activations import recognise_activations
 from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
 from npuc.pipeline import Pass
-from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 from npuc.targets.easynpu.network.passes import resize_to_products
 from npuc.targets.nvdla.network.passes import enlargements_to_interleaves
 from tests.conftest import Reference
@@ -170,7 +170,7 @@ def test_rows_of_one_number_that_become_a_vector_are_stacked(onnxruntime_values:
 
 
 @pytest.mark.parametrize("op", ["Max", "Min"])
-@pytest.mark.parametrize("once", [maxima_to_pools, recognise_activations])
+@pytest.mark.parametrize("once", [MaximaToPools(IMAGES), recognise_activations])
 @pytest.mark.parametrize("other", ["x", "c"])
 def test_the_larger_of_two_keeps_the_limit_that_is_part_of_it(
     op: str, once: Pass, other: str, onnxruntime_values: Reference

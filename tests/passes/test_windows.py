@@ -17,12 +17,12 @@ from npuc.ops import build
 from npuc.ops.windows import window_of
 from npuc.passes.cleanup.pads import merge_pads
 from npuc.passes.expansion.averages import AverageLimits, PadLongAverages, SplitAveragePool
+from npuc.passes.expansion.maxima_to_pools import MaximaToPools
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.split_max_pool import AxisPool, division, split_max_pool
 from npuc.passes.recognition.canonical_forms import lift_to_2d, unify_pooling
-from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 from tests.conftest import Reference
-from tests.passes.networks import assert_same_meaning, becomes, feeds, network, node, operators, sources
+from tests.passes.networks import IMAGES, assert_same_meaning, becomes, feeds, network, node, operators, sources
 
 AROUND = (0, 0, 1, 0, 0, 0, 2, 1)
 
@@ -269,15 +269,15 @@ def test_channels_of_an_image_are_added_up_by_a_convolution(op: str) -> None:
 def test_of_two_tensors_pooling_takes_the_larger(op: str, expected: list[str], axes: tuple[int, ...]) -> None:
     small = node("ReduceMean", "x", "a", axes=axes, keepdims=1) if axes else node("Tanh", "x", "a")
     graph = network(CUBE, "y", small, node(op, "x a", "y"))
-    found = maxima_to_pools(graph)
+    found = MaximaToPools(IMAGES)(graph)
     assert computing(operators(found))[1:] == expected
     assert_same_meaning(graph, found)
-    assert maxima_to_pools(found).nodes == found.nodes
+    assert MaximaToPools(IMAGES)(found).nodes == found.nodes
 
 
 def test_the_larger_of_a_tensor_and_itself_is_the_tensor() -> None:
     graph = network(CUBE, "y", node("Max", "x x", "y"))
-    assert_same_meaning(graph, maxima_to_pools(graph))
+    assert_same_meaning(graph, MaximaToPools(IMAGES)(graph))
 
 
 @pytest.mark.parametrize(("inputs", "constant"), [("x c", (4, 5)), ("c x", CUBE), ("x c", (4, 1))])
@@ -286,7 +286,7 @@ def test_the_larger_of_a_tensor_and_a_constant_is_rectified(
     op: str, count: int, inputs: str, constant: Any
 ) -> None:
     graph = network(CUBE, "y", node(op, inputs, "y"), c=constant)
-    found = maxima_to_pools(graph)
+    found = MaximaToPools(IMAGES)(graph)
     assert len(found.nodes) == count and "Relu" in operators(found)
     assert_same_meaning(graph, found)
 

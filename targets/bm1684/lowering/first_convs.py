@@ -17,9 +17,11 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.ops.windows import Window
+from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.conv_calls import ConvForm
 from npuc.targets.bm1684.lowering.convolutions import STRIP_BYTES, STRIPS, fold, folded_view, folds, strip_rows
+from npuc.targets.bm1684.lowering.kernel import Local, call
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, expect_view
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
@@ -30,16 +32,18 @@ from npuc.targets.bm1684.machine.parameters import Machine
 class Spread:
     """A convolution of copies of an image, each a column further than the one before, as its channels.
 
-    form: the convolution; columns: of a copy; before: how many of them lie before the image in the first one.
+    form: the convolution; columns: of a copy; before: how many of them lie before the image in the first one;
+    inside: whether copies are made in local memory, between convolutions, as loads of single elements take long.
     """
 
     form: ConvForm
     copies: int
     columns: int
     before: int
+    inside: bool = False
 
     @classmethod
-    def of(cls, form: ConvForm, copies: int, out: Dim4) -> Spread:
+    def of(cls, form: ConvForm, copies: int, out: Dim4, *, inside: bool = False) -> Spread:
         """Every `copies`-th column of the window remains one."""
         window, (outputs, inputs, height, width) = form.window, form.weights.shape
         left = ceil_div(width, copies)
@@ -54,17 +58,20 @@ class Spread:
         )
         weights = weights.reshape(outputs, copies * inputs, height, left)
         columns = (out.w - 1) * window.strides[1] + (left - 1) * spread.dilations[1] + 1
-        return cls(replace(form, window=spread, weights=weights), copies, columns, window.begins[1])
+        return cls(replace(form, window=spread, weights=weights), copies, columns, window.begins[1], inside)
 
-    def cost(self, image: Dim4, out: Dim4, machine: Machine) -> tuple[int, int]:
+    def cost(self, image: SystemView, out: Dim4, machine: Machine) -> tuple[float, float]:
         """The cycles of the busier engine, then of the other one."""
         window, channels = self.form.window, self.form.weights.shape[1]
         groups = ceil_div(out.c, machine.npus) * ceil_div(out.h * out.w, machine.lanes)
         computed = timing.fix8b_conv2d(
             groups, channels, window.kernel[0], window.kernel[1], min(window.strides), False
         )
-        loaded = int(ELEMENT * channels * image.h * self.columns / machine.dram_bytes_per_cycle)
-        return max(computed, loaded), min(computed, loaded)
+        loads = moves.loads(Tensor(Dim4(*image.shape), Local("")), image, machine)
+        loaded = moves.price(loads, machine) * self.columns / image.shape[3]
+        copied = ELEMENT * channels * image.shape[2] * self.columns / timing.LOCAL_BYTES
+        loaded, between = (loaded, copied) if self.inside else (loaded * self.copies, 0)
+        return max(computed, loaded) + between, min(computed, loaded)
 
 
 def strips(lo: Lowering, node: Node, form: ConvForm, out: Dim4) -> Iterator[tuple[ConvForm, Tensor, int, int]]:
@@ -73,12 +80,12 @@ def strips(lo: Lowering, node: Node, form: ConvForm, out: Dim4) -> Iterator[tupl
     The image has at most as many channels as there are NPUs.
     """
     view = lo.view(node.inputs[0])
-    ways: list[tuple[tuple[int, int], int, Spread]] = []
+    ways: list[tuple[tuple[float, float], int, Spread]] = []
     most = form.window.kernel[1] if form.window.dilations[1] == 1 else 1
-    for by, copies in product(folds(form, view), range(1, most + 1)):
-        made = Spread.of(fold(form, by), copies, out)
+    for by, copies, inside in product(folds(form, view), range(1, most + 1), (False, True)):
+        made = Spread.of(fold(form, by), copies, out, inside=inside)
         if made.form.weights.shape[1] <= lo.machine.npus or (by, copies) == (1, 1):
-            ways.append((made.cost(Dim4(*folded_view(view, by).shape), out, lo.machine), by, made))
+            ways.append((made.cost(folded_view(view, by), out, lo.machine), by, made))
     _, by, spread = min(ways, key=lambda way: (way[0], way[1], way[2].copies))
     view = folded_view(view, by)
     rows = strip_rows(out, min(STRIPS, max(1, ELEMENT * prod(view.shape) // STRIP_BYTES)))
@@ -93,6 +100,9 @@ def strips(lo: Lowering, node: Node, form: ConvForm, out: Dim4) -> Iterator[tupl
 def _load_copies(lo: Lowering, node: Node, spread: Spread, view: SystemView) -> Tensor:
     """The copies of some rows of the image, with zeros before and behind it."""
     _, channels, rows, columns = view.shape
+    if spread.inside:
+        wide = replace(spread, copies=1, columns=spread.columns + spread.copies - 1, inside=False)
+        return _copy_columns(lo, node, spread, _load_copies(lo, node, wide, view))
     x = lo.new_tensor(f"{node.inputs[0]}/rows", Dim4(1, spread.copies * channels, rows, spread.columns))
     zeros = SystemView(WEIGHTS, lo.weights.zeros(spread.columns) // ELEMENT, (((1, 0),),) * 4)
     for number in range(spread.copies):
@@ -106,6 +116,18 @@ def _load_copies(lo: Lowering, node: Node, spread: Spread, view: SystemView) -> 
             if last > first:
                 part = Tensor(copy.shape._replace(w=last - first), copy.at.shift(ELEMENT * first))
                 lo.fill(part, _broadcast_zeros(given, part.shape), x.stride(lo.machine))
+    return x
+
+
+def _copy_columns(lo: Lowering, node: Node, spread: Spread, image: Tensor) -> Tensor:
+    """The copies of an image in local memory."""
+    _, channels, rows, _ = image.shape
+    x = lo.new_tensor(f"{node.inputs[0]}/copies", Dim4(1, spread.copies * channels, rows, spread.columns))
+    strides = x.stride(lo.machine), image.stride(lo.machine)
+    shape = x.shape._replace(c=channels)
+    targets = (x.channels(at * channels, (at + 1) * channels, lo.machine) for at in range(spread.copies))
+    places = ((to.at, image.at.shift(ELEMENT * number)) for number, to in enumerate(targets))
+    lo.emit(*(call("gdma_32bit_cpy_L2L", *each, shape, *strides) for each in places))
     return x
 
 

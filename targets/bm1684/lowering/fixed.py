@@ -17,7 +17,7 @@ import numpy as np
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
-from npuc.ops.attributes import AVERAGE, GROUP, KERNEL_SHAPE, RELU
+from npuc.ops.attributes import AVERAGE, GROUP, KERNEL_SHAPE, RELU, VALUE
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.windows import Window, window_of
 from npuc.quantize.network.construction import Quantised
@@ -101,7 +101,7 @@ def lower(words: Graph, quantised: Quantised, machine: Machine, *, inside: bool 
             **rules.RULES,
             "IntConv": partial(_conv, quantised),
             "MaxPool": partial(_max_pool, quantised),
-            "Pad": _pad,
+            "Pad": partial(_pad, quantised.zeros),
             SUM: _sum,
             PRODUCT: _product,
             LOOKUP: partial(_lookup, quantised, tables),
@@ -173,10 +173,12 @@ class _ConvLayer:
         return replace(self, rows=self.rows[first:last], bias=self.bias[first:last])
 
 
-def _pad(lo: Lowering, node: Node) -> None:
-    """Pad: the bytes of a zero are 0, signed or not."""
+def _pad(zeros: Zeros, lo: Lowering, node: Node) -> None:
+    """Pad: the value's byte four times in a word, which moves as the float with the same bits."""
+    byte = int(VALUE(node)) - (UNSIGNED if zeros.get(node.output) == UNSIGNED else 0)
+    word = np.full(ELEMENT, byte, "<i8").astype("u1").view("<f4")
     pad = rearrangements.pad if lo.inside else rearrangements.pad_by_moves
-    pad(lo, node.with_attrs(value=0.0))
+    pad(lo, node.with_attrs(value=float(word[0])))
 
 
 def _conv(quantised: Quantised, lo: Lowering, node: Node) -> None:

@@ -8,7 +8,7 @@ NPUs".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
@@ -29,7 +29,6 @@ from npuc.targets.bm1684.machine.local_memory import (
     okk_channle_num_per_npu,
 )
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.text.terminal import table
 
 PIECE_BYTES = 32 * 1024
 """Bytes of the right matrix in a piece, per NPU: small enough to be prefetched step by step."""
@@ -286,23 +285,6 @@ def alternatives(rows: int, cols: int, machine: Machine, count: int = 8, start_i
     for each in sorted(widths(rows, cols, machine, start_idx), key=_order):
         found.setdefault((each.cycles_per_row, each.bytes_per_npu), each)
     return list(found.values())[:count]
-
-
-def describe_choices(choices: Sequence[Width]) -> str:
-    """Choices as a table, with the document's advice."""
-    header = ("W", "channels", "NPUs", "cycles per row", "bytes per NPU", "advised")
-    rows = [
-        (
-            each.W,
-            each.channels,
-            each.npus,
-            each.cycles_per_row,
-            each.bytes_per_npu,
-            "yes" if each.advised else "no",
-        )
-        for each in choices
-    ]
-    return table(header, rows)
 
 
 def _order(choice: Width) -> tuple[int, int, int, int]:

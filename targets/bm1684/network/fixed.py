@@ -6,6 +6,7 @@ Only forms that were verified on the vendor's chip model are supported; others n
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import isfinite
 
 from npuc.conditions.constraints import SPLIT, Support, finite_constants, refuse, violation
 from npuc.errors import Problem
@@ -48,6 +49,7 @@ from npuc.targets.bm1684.network.support import (
     images,
     not_dilated,
     within_extents,
+    within_sides,
     within_windows,
 )
 from npuc.targets.bm1684.network.support import refusal as refused_in_floats
@@ -137,9 +139,9 @@ def batch_stays(graph: Graph, node: Node) -> str | None:
     return None if all(axes) else "along the first axis"
 
 
-def zeros_around(_graph: Graph, node: Node) -> str | None:
-    """Padding is zeros, or elements of the tensor."""
-    return None if PAD_MODE(node) != "constant" or VALUE(node) == 0 else f"the padding is {VALUE(node)}"
+def finite_padding(_graph: Graph, node: Node) -> str | None:
+    """Padding is a finite number, or elements of the tensor."""
+    return None if PAD_MODE(node) != "constant" or isfinite(VALUE(node)) else f"the padding is {VALUE(node)}"
 
 
 def computed_operands(graph: Graph, node: Node) -> str | None:
@@ -173,16 +175,16 @@ OPERATORS: Mapping[str, Support] = {
     "GlobalAveragePool": Support(
         "nodechip_pooling_fix8b_forward_local", (images, within_extents, small_windows, relu_at_most)
     ),
-    "Add": Support("nodechip_eltwise_fix8b_forward_local", (two_maps, within_extents, relu_at_most)),
-    "Mul": Support("nodechip_broadcast_binary_fix8b_forward_local", (product_of_maps, within_extents)),
-    **{op: Support("nodechip_lut_local_v2", (images, within_extents)) for op in TABLE_OPS if op != "Clip"},
-    "PRelu": Support("nodechip_lut_local_v2", (constant_weights, images, within_extents, one_slope)),
-    "Relu": Support("nodechip_eltwise_fix8b_forward_local", (images,)),
-    "Clip": Support("nodechip_eltwise_fix8b_forward_local, nodechip_lut_local_v2", (images,)),
+    "Add": Support("nodechip_eltwise_fix8b_forward_local", (two_maps, within_sides, relu_at_most)),
+    "Mul": Support("nodechip_broadcast_binary_fix8b_forward_local", (product_of_maps, within_sides)),
+    **{op: Support("nodechip_lut_local_v2", (images, within_sides)) for op in TABLE_OPS if op != "Clip"},
+    "PRelu": Support("nodechip_lut_local_v2", (constant_weights, images, within_sides, one_slope)),
+    "Relu": Support("nodechip_eltwise_fix8b_forward_local", (images, within_sides)),
+    "Clip": Support("nodechip_eltwise_fix8b_forward_local, nodechip_lut_local_v2", (images, within_sides)),
     "Concat": Support("nothing along channels; GDMA", (computed_operands, batch_stays)),
     **{op: Support("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
     "Interleave": Support("GDMA", (computed_operands, batch_stays)),
-    "Pad": Support("GDMA", (batch_stays, zeros_around)),
+    "Pad": Support("GDMA", (batch_stays, finite_padding)),
     "Reshape": Support("nothing, or GDMA", (batch_stays,)),
     "Transpose": Support("GDMA", (batch_stays,)),
     **{op: Support("GDMA", ()) for op in ("DepthToSpace", "SpaceToDepth")},
@@ -230,7 +232,13 @@ def refusal(graph: Graph, node: Node) -> Problem | None:
         limit = ", ".join(OPERATORS)
         return refuse(node, "there is no such layer of 8 bits", limit=limit, remedy=REMEDY)
     remedy = REMEDY if refused_in_floats(graph, node) is None else OTHERWISE.format("")
-    return violation(graph, node, (floats, elements, *row.constraints), remedy, {within_extents: SPLIT})
+    return violation(
+        graph,
+        node,
+        (floats, elements, *row.constraints),
+        remedy,
+        dict.fromkeys((within_extents, within_sides), SPLIT),
+    )
 
 
 FEWEST = 32

@@ -7,11 +7,14 @@ The host gives an input with another first axis, such as the windows of an atten
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
-from npuc.ir import Attr, Graph, Node
-from npuc.ops.attributes import AXES, AXIS, PERM, SIDES
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION, AXES, AXIS, LEAKY_ALPHA, PERM, SIDES
 from npuc.passes.cleanup.boundary_moves import move_as_floats
 from npuc.passes.cleanup.clutter import fold_constants
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
@@ -22,11 +25,12 @@ from npuc.passes.expansion.averages import split_average_borders
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.batches import POOLS, SplitBatch, batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
-from npuc.passes.expansion.copies import gathers_to_slices
+from npuc.passes.expansion.copies import expands_to_concats, gathers_to_slices
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.functions import expand_prelu
 from npuc.passes.expansion.images import TIDY, ImageLimits
+from npuc.passes.expansion.maxima_to_pools import MaximaToPools
 from npuc.passes.expansion.products import GemmToConv, products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import (
@@ -36,14 +40,20 @@ from npuc.passes.expansion.resizes import (
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from npuc.passes.fusion import fuse_again, separate_clips
+from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
+from npuc.passes.rewriting.patterns import along_axis, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales import RescaleMixedConcats
 from npuc.pipeline import Pass
+from npuc.quantize.arithmetic.tables import TABLE_OPS
+from npuc.quantize.scales.constraints import data_inputs
 from npuc.quantize.scales.model_scales import Steps
+from npuc.targets.bm1684.network.cuts import CutMaps
 from npuc.targets.bm1684.network.support import (
     HOST,
+    MOST_CHANNELS,
     MOST_DILATION,
-    MOST_EXTENT,
+    MOST_MAP,
     MOST_PADDING,
     MOST_STRIDE,
     MOST_WINDOW,
@@ -76,6 +86,92 @@ def tensors_to_images(graph: Graph) -> Graph:
     if not _one_image(graph):
         return graph
     return rewrite(AsImages(IMAGES)(batch_to_channels(graph)), _behind_one, *TIDY)
+
+
+def maxima_to_pools(graph: Graph) -> Graph:
+    """Max and Min of two tensors become operators with one input; a batch of images stays one."""
+    return recognise_batch_norm(MaximaToPools(replace(IMAGES, batches=not _one_image(graph)))(graph))
+
+
+def operands_to_maps(graph: Graph) -> Graph:
+    """Elementwise operators on batches of vectors and the like read maps; a smaller operand of a sum is copied."""
+    return rewrite(graph, _on_maps, _expand_operand, *TIDY)
+
+
+def _on_maps(rewriter: Rewriter, node: Node) -> bool:
+    """A function (PRelu: with one slope), sum or product of tensors (N, ...) of one shape reads (N, C, H, W)."""
+    shape, computed = rewriter.shape(node.output), data_inputs(node)
+    fits = node.op in (*TABLE_OPS, "Relu", "PRelu", "Add", "Mul") and len(shape) != 4 and prod(shape) > 0
+    alike = all(name not in rewriter.constants and rewriter.shape(name) == shape for name in computed)
+    slopes = [rewriter.constants.get(name, np.arange(2)) for name in node.inputs[len(computed) :]]
+    alike = alike and not any((each != each.flat[0]).any() for each in slopes)
+    if not (fits and alike and shape and only_float(rewriter, *computed, node.output)):
+        return False
+    pixels = (shape[1], 1, 1) if len(shape) == 2 else IMAGES.image_shape(prod(shape[1:]))[1:]
+    maps = [rewriter.part(node, "Reshape", (x,), f"{x}/map", shape=(shape[0], *pixels)) for x in computed]
+    one = [rewriter.constant(each.reshape(-1)[:1], f"{node.output}/slope") for each in slopes]
+    inner = replace(
+        node, inputs=(*(each.output for each in maps), *one), outputs=(rewriter.fresh(f"{node.output}/map"),)
+    )
+    rewriter.replace(node, *maps, inner, rewriter.back(node, inner.output))
+    return True
+
+
+def _expand_operand(rewriter: Rewriter, node: Node) -> bool:
+    """A sum of computed maps, of which one is broadcast, reads copies of that."""
+    shape = rewriter.shape(node.output)
+    small = [name for name in node.inputs if rewriter.shape(name) != shape]
+    if node.op != "Add" or len(small) != 1 or not rewriter.constants.keys().isdisjoint(node.inputs):
+        return False
+    full = rewriter.part(node, "Expand", (small[0],), f"{small[0]}/copies", shape=shape)
+    inputs = tuple(full.output if name in small else name for name in node.inputs)
+    rewriter.replace(node, full, replace(node, inputs=inputs))
+    return True
+
+
+def functions_to_convs(graph: Graph) -> Graph:
+    """Functions of which convolutions take less time than a table, whose time counts images.
+
+    HardSwish of several images: x * clip(x / 6 + 1 / 2, 0, 1). LeakyRelu of several images, and PRelu, with
+    slopes a: relu(x) - a * relu(-x).
+    """
+    return rewrite(graph, _gate, _add_slopes)
+
+
+def _scaled(rewriter: Rewriter, node: Node, key: str, parameters: Sequence[Array], **attrs: Attr) -> Node:
+    """A depthwise Conv of a node's input with a factor and, if given, a summand for each channel."""
+    columns = zip((parameters[0].reshape(-1, 1, 1, 1), *parameters[1:]), ("factor", "summand"), strict=False)
+    names = [rewriter.constant(each.astype(np.float32), f"{node.output}/{key}/{stem}") for each, stem in columns]
+    group = len(parameters[0])
+    return rewriter.part(node, "Conv", (node.inputs[0], *names), f"{node.output}/{key}", group=group, **attrs)
+
+
+def _gate(rewriter: Rewriter, node: Node) -> bool:
+    shape = rewriter.shape(node.output)
+    if node.op != "HardSwish" or ACTIVATION(node) or len(shape) != 4 or shape[0] == 1:
+        return False
+    line = np.full(shape[1], 1 / 6), np.full(shape[1], 1 / 2)
+    gate = _scaled(rewriter, node, "gate", line, activation="Clip", min=0.0, max=1.0)
+    inputs = (node.inputs[0], gate.output)
+    rewriter.replace(node, gate, Node("Mul", inputs, node.outputs, {}, node.name, node.sources))
+    return True
+
+
+def _add_slopes(rewriter: Rewriter, node: Node) -> bool:
+    shape, slopes = rewriter.shape(node.output), None
+    if len(shape) == 4 and node.op == "LeakyRelu":
+        slopes = np.full(shape[1], LEAKY_ALPHA(node))
+    elif len(shape) == 4 and node.op == "PRelu" and node.inputs[1] in rewriter.constants:
+        slopes = along_axis(rewriter.constants[node.inputs[1]], shape, 1)
+    if slopes is None or ACTIVATION(node) or (shape[0] == 1 and (slopes == slopes[0]).all()):
+        return False
+    one = np.ones(shape[1])
+    above, below = (_scaled(rewriter, node, "signs", [sign], activation="Relu") for sign in (one, -one))
+    bent = _scaled(rewriter, below, "bent", [-slopes])
+    bent = replace(bent, inputs=(below.output, *bent.inputs[1:]))
+    total = Node("Add", (above.output, bent.output), node.outputs, {}, node.name, node.sources)
+    rewriter.replace(node, above, below, bent, total)
+    return True
 
 
 def _behind_one(rewriter: Rewriter, node: Node) -> bool:
@@ -137,13 +233,14 @@ def _computes_images(graph: Graph, node: Node) -> bool:
     return node.op in WINDOWS and graph.shape(node.inputs[0])[0] > 1 and not scales
 
 
+LARGE_MAPS = (FoldExtents(MOST_MAP[-1]), CutMaps(MOST_CHANNELS, MOST_MAP[-1]))
 PASSES: tuple[Pass, ...] = (
     fold_constants,
     volumes_to_images,
     FoldStrides(MOST_STRIDE, MOST_BLOCKS),
     WideDilations(MOST_DILATION),
     SplitPads(MOST_PADDING),
-    FoldExtents(MOST_EXTENT - 2 * MOST_PADDING),
+    *LARGE_MAPS,
 )
 """Constants are folded first, since a rounding that moved before a Concat may apply to a constant."""
 _FIXED: tuple[Pass, ...] = (
@@ -153,18 +250,26 @@ _FIXED: tuple[Pass, ...] = (
     repeats_to_interleaves,
     interpolation_to_convs,
     reductions_to_pools,
+    maxima_to_pools,
+    expands_to_concats,
     WideDilations(MOST_DILATION, apart=True),
     SpreadKernels(MOST_WINDOW),
     SplitPads(MOST_PADDING),
     rows_to_pixels,
     gathers_to_slices,
     batch_norm_to_conv,
+    functions_to_convs,
     expand_prelu,
     conv_transpose_to_phases,
     split_average_borders,
     fuse_again,
     separate_clips,
+    *LARGE_MAPS,
     tensors_to_images,
+    functions_to_convs,
+    expand_prelu,
+    operands_to_maps,
+    expands_to_concats,
     GemmToConv(IMAGES, batches=True),
 )
 

@@ -30,6 +30,8 @@ from npuc.targets.bm1684.lowering.rearrangements import runs
 
 MOST_PADDING, MOST_STRIDE, MOST_DILATION, MOST_EXTENT, MOST_CHANNELS = 15, 15, 16, 2047, 4095
 MOST_COPIES, MOST_ROWS = 4096, 65_535
+MOST_MAP = (MOST_CHANNELS, *(MOST_EXTENT - 2 * MOST_PADDING,) * 2)
+"""The most channels, rows and columns of an image, with room for padding."""
 MOST_WINDOW = 112
 """The most rows and columns of a window verified in 8 bits, for pooling and depthwise convolution."""
 
@@ -58,8 +60,13 @@ def within_windows(graph: Graph, node: Node) -> str | None:
 
 def within_extents(graph: Graph, node: Node) -> str | None:
     """Images have at most 2,047 rows and columns (padding included) and 4,095 channels."""
-    most = (MOST_CHANNELS, *(MOST_EXTENT - 2 * MOST_PADDING,) * 2)
-    found = (exceeding(graph.shape(name), most) for name in (node.inputs[0], node.output))
+    found = (exceeding(graph.shape(name), MOST_MAP) for name in (node.inputs[0], node.output))
+    return next(filter(None, found), None)
+
+
+def within_sides(graph: Graph, node: Node) -> str | None:
+    """Images have at most 2,017 rows and columns."""
+    found = (exceeding(graph.shape(name)[2:], MOST_MAP) for name in (node.inputs[0], node.output))
     return next(filter(None, found), None)
 
 

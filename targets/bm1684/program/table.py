@@ -191,6 +191,8 @@ def call_text(call: Call, write: Writer = local_address) -> str:
 def _argument(call: Call, index: int, write: Writer) -> str:
     arg = call.args[index]
     if call.name == "bdc_32bit_set_C" and index == 1:
+        if isinstance(arg, float) and isnan(arg):
+            return f"(x32){{.u32 = {np.float32(arg).view(np.uint32):#x}}}"
         return f"(x32){{.fp32 = {_text(arg, write)}}}"
     return _text(arg, write)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node
-from npuc.ops.attributes import ACTIVATION, GROUP
+from npuc.ops.attributes import ACTIVATION, GROUP, VALUE
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import as_unary, is_relu, wanted_values
 from npuc.quantize.arithmetic.weights import FINEST_SHIFT, average_taps
@@ -86,6 +86,10 @@ class _Builder(IntegerBuilder):
             if (x.zero, y.zero) == (UNSIGNED, 0):
                 return self._rescale(node)
             return SUM, self._shift_attrs(node, data_inputs(node)), ()
+        if node.op == "Pad":
+            steps = self.steps(node.output)
+            value = np.clip(np.rint(VALUE(node) / steps.scale) + steps.zero, -128, 127)
+            return "Pad", {**node.attrs, VALUE.name: float(value)}, ()
         if node.op == "Mul":
             return PRODUCT, self._shift_attrs(node, node.inputs), ()
         if (function := as_unary(self.float, node)) is not None:

@@ -16,7 +16,7 @@ import numpy as np
 from npuc.conditions.values import NOT_NEGATIVE
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
-from npuc.ops.attributes import ACTIVATION, SELECTS
+from npuc.ops.attributes import ACTIVATION, SELECTS, VALUE
 from npuc.ops.movement import KEPT_INTEGERS
 from npuc.ops.windows import AVERAGES, SELECTION
 from npuc.passes.expansion.images import ImageLimits
@@ -103,7 +103,7 @@ def _may_be_negative(node: Node, class_of: Mapping[str, str], signed: Collection
     if ACTIVATION(node) in ("Relu", "Clip") or node.op in NEVER_NEGATIVE or square:
         return False
     if node.op in SAME:
-        return False  # as its operands, which are of the same class
+        return node.op == "Pad" and VALUE(node) < 0  # or as its operands, which are of the same class
     if node.op in (*AVERAGES, "Add", "Mul"):
         return any(class_of.get(x) is None or class_of[x] in signed for x in data_inputs(node))
     return not is_relu(node)

@@ -53,6 +53,7 @@ from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.functions import expand_powers
 from npuc.passes.expansion.images import TIDY
+from npuc.passes.expansion.maxima_to_pools import MaximaToPools
 from npuc.passes.expansion.moves_to_convs import (
     PadsToConvs,
     PermuteChannelsByConv,
@@ -84,7 +85,6 @@ from npuc.targets.easynpu.layers.kernels import (
 )
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 from npuc.targets.easynpu.network.unread_channels import drop_unread_channels, is_depthwise
 
 MOST_WEIGHTS = 1 << 22
@@ -440,7 +440,7 @@ _FORMS: tuple[Pass, ...] = (
     resize_to_copies,
     reductions_to_pools,
     resize_to_products,
-    maxima_to_pools,
+    MaximaToPools(IMAGES),
     drop_padding_taps,
     FoldStrides(MOST_STEP, MOST_CHANNELS),
     LayInRows(FIELD_DILATIONS, MOST_STEP),

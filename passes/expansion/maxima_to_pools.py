@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION
-from npuc.passes.expansion.images import TIDY
+from npuc.passes.expansion.images import TIDY, ImageLimits
 from npuc.passes.rewriting.patterns import constant_operand, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.targets.easynpu.layers.kernels import IMAGES
 
 
-def maxima_to_pools(graph: Graph) -> Graph:
+@frozen
+class MaximaToPools:
     """Max and Min of two tensors become operators with one input.
 
     Two computed tensors become the two rows of an image, (1, C, 2, W), and MaxPool takes the larger row; a
     broadcast operand is expanded first. With a constant: max(x, c) = c + relu(x - c). The minimum is -max(-x, -y).
+
+    limits: of the images, which may be a batch.
     """
-    return rewrite(graph, _least, _pooled, _with_constant, *TIDY)
+
+    limits: ImageLimits
+    __name__ = "maxima_to_pools"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph without such operators."""
+        return rewrite(graph, _least, partial(_pooled, self.limits), _with_constant, *TIDY)
 
 
 def _applies(rewriter: Rewriter, node: Node, op: str) -> bool:
@@ -45,11 +55,12 @@ def _least(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _pooled(rewriter: Rewriter, node: Node) -> bool:
+def _pooled(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
     if not _applies(rewriter, node, "Max") or any(name in rewriter.constants for name in node.inputs):
         return False
     shape = rewriter.shape(node.output)
-    _, channels, height, width = IMAGES.image_shape(rewriter.types[node.output].size)
+    images = shape[0] if limits.batches and shape else 1
+    _, channels, height, width = limits.image_shape(rewriter.types[node.output].size // images)
     rows: list[str] = []
     nodes: list[Node] = []
 
@@ -59,7 +70,7 @@ def _pooled(rewriter: Rewriter, node: Node) -> bool:
 
     for name in node.inputs:
         full = name if rewriter.shape(name) == shape else step("Expand", (name,), "full", shape=shape)
-        rows.append(step("Reshape", (full,), "row", shape=(1, channels * height, 1, width)))
+        rows.append(step("Reshape", (full,), "row", shape=(images, channels * height, 1, width)))
     both = step("Concat", tuple(rows), "both", axis=2)
     larger = step("MaxPool", (both,), "larger", kernel_shape=(2, 1))
     back = Node("Reshape", (larger,), node.outputs, {"shape": shape}, node.name, node.sources)
