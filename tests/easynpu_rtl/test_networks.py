@@ -78,13 +78,17 @@ def test_a_network_of_several_segments(name: str, machine: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["default", "document", "large", "author", *ROWS])
 def test_every_machine_takes_the_model_s_cycles_run_after_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every word before every other: three chains in two runs, in memories full of noise."""
+    """Every word before every other: three chains in two runs, in memories full of noise.
+
+    On the slow machines, with large memories or many rows, every fifth pair.
+    """
     machine = ROWS.get(name) or load(name)
     needed(machine)
     monkeypatch.setattr(words, "Simulator", Rtl)
     monkeypatch.setattr(words, "MACHINE", machine)
+    pairs = [*product(words.HEADS, repeat=2)][:: 5 if name in ("large", "sixteen rows") else 1]
     done = 0
-    for first, second in product(words.HEADS, repeat=2):
+    for first, second in pairs:
         random = np.random.default_rng((first, second))
         writer = words.Writer(random, machine=machine)
         shape = writer.number(1, 3), writer.number(1, 3), int(random.choice([1, 8, 16]))
@@ -96,7 +100,7 @@ def test_every_machine_takes_the_model_s_cycles_run_after_run(name: str, monkeyp
             sizes = [(2, machine.capacity_words(each), 16) for each in ("fmap", "skip")]
             words.compare(writer, *(random.integers(-128, 128, size).astype(np.int8) for size in sizes))
             done += 1
-    assert done > 100
+    assert done > len(pairs) / 2
 
 
 @pytest.mark.parametrize("machine", MACHINES)
