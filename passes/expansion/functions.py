@@ -57,7 +57,7 @@ def _expand_prelu(rewriter: Rewriter, node: Node) -> bool:
     shape = rewriter.shape(node.inputs[0])
     slope = rewriter.constants.get(node.inputs[1]) if node.op == "PRelu" else None
     slopes = along_axis(slope, shape, 1) if slope is not None and len(shape) in (2, 4) else None
-    if slopes is None or (slopes == slopes[0]).all():
+    if slopes is None or (slopes == slopes[0]).all() or not np.isfinite(slopes).all():
         return False
     stem, unit = node.output, np.eye(len(slopes), dtype=np.float32)[..., None, None]
     before, signs = _signs(rewriter, node, unit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ from npuc.program import as_loaded
 from npuc.target import Options, target
 from npuc.targets.bm1684.lowering import slicing
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.network import support
+from npuc.targets.bm1684.network import fixed, support
 from npuc.targets.bm1684.network.fixed import OPERATORS
 from tests.bm1684.kernels import need_compiler
 from tests.conftest import Reference
@@ -155,6 +156,13 @@ def test_images_that_are_normalised_fit_rows_columns_and_channels(shape: tuple[i
     layer = node("InstanceNormalization", "x s b", "y")
     graph = network(shape, "y", layer, s=channels, b=channels)
     assert bool(support.small_images(graph, graph.nodes[0])) is refused
+
+
+@pytest.mark.parametrize("refusal", [support.refusal, fixed.refusal])
+@pytest.mark.parametrize(("slope", "refused"), [(0.5, False), (-np.inf, True), (np.nan, True)])
+def test_slopes_are_finite(refusal: Any, slope: float, refused: bool) -> None:
+    graph = network((1, 4, 4, 4), "y", PRELU, slope=np.array([slope], np.float32))
+    assert bool(refusal(graph, graph.nodes[0])) is refused
 
 
 def test_a_vector_has_no_channels_for_slopes() -> None:

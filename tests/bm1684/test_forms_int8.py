@@ -250,7 +250,14 @@ def test_convolutions_compute_functions_of_several_images(op: str) -> None:
 
 @pytest.mark.parametrize(
     ("slopes", "images", "many"),
-    [((-1.5, 0.25, 2.0), 1, True), ((0.5, 0.5, 0.5), 1, False), ((0.5, 0.5, 0.5), 2, True)],
+    [
+        ((-1.5, 0.25, 2.0), 1, True),
+        ((0.5, 0.5, 0.5), 1, False),
+        ((0.5, 0.5, 0.5), 2, True),
+        ((1024, 1024, 1024), 2, True),
+        ((-1025, -1025, -1025), 2, False),
+        ((np.inf, 0.5, 2.0), 2, False),
+    ],
 )
 def test_slopes_that_differ_or_of_several_images_become_convolutions(
     slopes: tuple[float, ...], images: int, many: bool

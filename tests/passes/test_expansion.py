@@ -421,9 +421,10 @@ def test_a_convolution_with_another_reader_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "slope", [np.float32(0.1), np.full((4, 1, 1), 0.1, np.float32), np.ones((4, 5, 5)) * [1, 2, 3, 4, 5]]
+    "slope",
+    [0.1, np.full((4, 1, 1), 0.1), np.ones((4, 5, 5)) * [1, 2, 3, 4, 5], np.reshape([1, 2, np.inf, 3], (4, 1, 1))],
 )
-def test_one_slope_or_a_slope_per_pixel_stays(slope: np.ndarray) -> None:
+def test_one_slope_a_slope_per_pixel_or_an_infinite_one_stays(slope: np.ndarray) -> None:
     graph = network((1, 4, 5, 5), "y", node("PRelu", "x s", "y"), s=np.asarray(slope, np.float32))
     assert expand_prelu(graph) is graph
 

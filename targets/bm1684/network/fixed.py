@@ -153,15 +153,7 @@ def computed_operands(graph: Graph, node: Node) -> str | None:
 OPERATORS: Mapping[str, Support] = {
     "Conv": Support(
         "nodechip_conv_forward_local_fix8b, nodechip_pooling_fix8b_forward_local",
-        (
-            constant_weights,
-            finite_constants,
-            images,
-            within_windows,
-            within_extents,
-            dense_or_small,
-            relu_at_most,
-        ),
+        (constant_weights, finite_constants, images, within_windows, within_extents, dense_or_small, relu_at_most),
     ),
     "MaxPool": Support(
         "nodechip_pooling_fix8b_forward_local",
@@ -178,7 +170,9 @@ OPERATORS: Mapping[str, Support] = {
     "Add": Support("nodechip_eltwise_fix8b_forward_local", (two_maps, within_sides, relu_at_most)),
     "Mul": Support("nodechip_broadcast_binary_fix8b_forward_local", (product_of_maps, within_sides)),
     **{op: Support("nodechip_lut_local_v2", (images, within_sides)) for op in TABLE_OPS if op != "Clip"},
-    "PRelu": Support("nodechip_lut_local_v2", (constant_weights, images, within_sides, one_slope)),
+    "PRelu": Support(
+        "nodechip_lut_local_v2", (constant_weights, finite_constants, images, within_sides, one_slope)
+    ),
     "Relu": Support("nodechip_eltwise_fix8b_forward_local", (images, within_sides)),
     "Clip": Support("nodechip_eltwise_fix8b_forward_local, nodechip_lut_local_v2", (images, within_sides)),
     "Concat": Support("nothing along channels; GDMA", (computed_operands, batch_stays)),
@@ -232,13 +226,8 @@ def refusal(graph: Graph, node: Node) -> Problem | None:
         limit = ", ".join(OPERATORS)
         return refuse(node, "there is no such layer of 8 bits", limit=limit, remedy=REMEDY)
     remedy = REMEDY if refused_in_floats(graph, node) is None else OTHERWISE.format("")
-    return violation(
-        graph,
-        node,
-        (floats, elements, *row.constraints),
-        remedy,
-        dict.fromkeys((within_extents, within_sides), SPLIT),
-    )
+    split = dict.fromkeys((within_extents, within_sides), SPLIT)
+    return violation(graph, node, (floats, elements, *row.constraints), remedy, split)
 
 
 FEWEST = 32

@@ -129,6 +129,10 @@ def _expand_operand(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
+MOST_SLOPE = 1 << 10
+"""Of all channels: if samples have no negative values, weights of 8 bits lose larger ones, a table does not."""
+
+
 def functions_to_convs(graph: Graph) -> Graph:
     """Functions of which convolutions take less time than a table, whose time counts images.
 
@@ -163,7 +167,9 @@ def _add_slopes(rewriter: Rewriter, node: Node) -> bool:
         slopes = np.full(shape[1], LEAKY_ALPHA(node))
     elif len(shape) == 4 and node.op == "PRelu" and node.inputs[1] in rewriter.constants:
         slopes = along_axis(rewriter.constants[node.inputs[1]], shape, 1)
-    if slopes is None or ACTIVATION(node) or (shape[0] == 1 and (slopes == slopes[0]).all()):
+    if slopes is None or ACTIVATION(node) or not np.isfinite(slopes).all():
+        return False
+    if (slopes == slopes[0]).all() and (shape[0] == 1 or abs(slopes[0]) > MOST_SLOPE):
         return False
     one = np.ones(shape[1])
     above, below = (_scaled(rewriter, node, "signs", [sign], activation="Relu") for sign in (one, -one))
