@@ -105,10 +105,10 @@ class Resident:
 def without_dead_stores(steps: Sequence[Step], outputs: Collection[str]) -> tuple[Step, ...]:
     """The steps without the stored rows that no later step reads. outputs: tensors that leave the program."""
     read = {name for step in steps if isinstance(step, HostStep) for name in step.inputs}.union(outputs)
-    loads: dict[str, list[TensorMove]] = {}
+    loads: dict[str, list[tuple[slice, ...]]] = {}
     for step in steps:
         for move in step.loads if isinstance(step, Segment) else ():
-            loads.setdefault(move.tensor, []).append(move)
+            loads.setdefault(move.tensor, []).append(move.window[1:])
 
     def kept(step: Step) -> Step:
         if isinstance(step, HostStep):
@@ -125,14 +125,12 @@ def without_dead_stores(steps: Sequence[Step], outputs: Collection[str]) -> tupl
     return tuple(map(kept, steps))
 
 
-def _loaded(store: TensorMove, loads: Sequence[TensorMove]) -> Array:
-    """For every row of a store, whether a load reads some of it."""
-    found = np.zeros(store.height, np.bool_)
+def _loaded(store: TensorMove, loads: Sequence[tuple[slice, ...]]) -> Array:
+    """For every row of a store, whether a load, (C, H, W), reads some of it."""
+    found, mine, top = np.zeros(store.height, np.bool_), store.window[1:], store.start[1]
     for load in loads:
-        (_, *mine), (_, *others) = store.window, load.window
-        if all(one.start < other.stop and other.start < one.stop for one, other in zip(mine, others, strict=True)):
-            first = load.start[1] - store.start[1]
-            found[max(first, 0) : max(first + load.height, 0)] = True
+        if all(one.start < other.stop and other.start < one.stop for one, other in zip(mine, load, strict=True)):
+            found[max(load[1].start - top, 0) : load[1].stop - top] = True
     return found
 
 

@@ -174,14 +174,17 @@ def resident(
     held = np.full(machine.weight_words, NONE)
     """For each word of the DTCM the word of the image that it holds."""
 
+    image = np.arange(max((first + words for (first, words), _ in streams), default=0))
+
     def load(stream: Stream, base: int) -> tuple[ImageLoad, ...]:
-        here, wanted = held[base : base + stream[1]], stream[0] + np.arange(stream[1])
-        found = tuple(_loads(np.where(here != wanted, wanted, NONE), base))
+        here, wanted = held[base : base + stream[1]], image[stream[0] : sum(stream)]
+        others = here != wanted
+        found = tuple(_loads(np.where(others, wanted, NONE), base)) if others.any() else ()
         here[:] = wanted
         return found
 
-    for stream in streams:
-        load(*stream)
+    for (first, words), base in streams:
+        held[base : base + words] = image[first : first + words]
     before, loaded = held.copy(), np.zeros(len(held), np.bool_)
     used = np.zeros(len(held), np.bool_)
     """The words that an inference reads before it loads them."""
