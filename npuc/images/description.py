@@ -268,7 +268,7 @@ def _read(key: str, value: Any, name: str, folder: Path) -> Any:
         "interpolation": INTERPOLATIONS,
     }
     if key in choices:
-        if value in (*yuv.YUV, yuv.FULL) and key == "order":
+        if value in yuv.ALL and key == "order":
             remedy = f'frame = "{value}", and the order that the model expects'
             raise _bad_key(f"order = {value!r} is what a camera gives", name, ", ".join(CHANNELS), remedy)
         known = tuple(choices[key])
@@ -331,7 +331,7 @@ def _check(found: Description) -> Description:
             raise _bad_key(f"{key} has {len(values)} values", name, limit)
     if found.given in yuv.YUV and found.layout != "nhwc":
         raise _bad_key(f"layout = {found.layout!r} beside frame = {found.frame!r}", name, "no layout")
-    if found.given in (*yuv.YUV, yuv.FULL) and found.bits != DEPTHS[0]:
+    if found.given in yuv.ALL and found.bits != DEPTHS[0]:
         raise _bad_key(f"bits = {found.bits} beside frame = {found.frame!r}", name, "8 bits")
     if not {*CHANNELS[found.order]} <= {*CHANNELS.get(found.given, "rgb")}:
         limit = "a frame with all channels of the order"

@@ -134,7 +134,7 @@ def _letterbox(image: Image.Image, size: tuple[int, int], value: int, method: An
 
 def frame_of(pixels: Array, described: Description) -> Array:
     """The frame that a camera would give for pixels (H, W, C): what it has beyond the order is opaque (255)."""
-    if described.given in (*yuv.YUV, yuv.FULL):
+    if described.given in yuv.ALL:
         rgb = [CHANNELS[described.order].index(each) for each in "rgb"]
         frame = yuv.from_rgb(pixels[..., rgb], described.given)
         return frame if described.layout == "nhwc" else np.moveaxis(frame, -1, 0)

@@ -21,6 +21,7 @@ YUV = (*PLANES, *PACKED)
 """Those with fewer values of chroma than of luma."""
 FULL = "yuv"
 """The one with as many."""
+ALL = (*YUV, FULL)
 CENTRE = np.array([16.0, 128.0, 128.0])
 TO_RGB = np.array([[1.164, 0.0, 1.596], [1.164, -0.391, -0.813], [1.164, 2.018, 0.0]])
 """From (Y, U, V) - CENTRE to R, G, B. Source: ITU-R BT.601, as OpenCV rounds it."""

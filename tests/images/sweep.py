@@ -100,7 +100,7 @@ def cases(seed: int = 0) -> Iterator[Case]:
 def _is_sound(order: str, frame: str, layout: str, means: str, bits: int) -> bool:
     wide = isinstance(MEANS[means][0], tuple)
     fits = frame not in yuv.YUV or layout == "nhwc"
-    return (not wide or len(order) == 3) and fits and (bits == 8 or frame not in (*yuv.YUV, yuv.FULL))
+    return (not wide or len(order) == 3) and fits and (bits == 8 or frame not in yuv.ALL)
 
 
 def check(case: Case, folder: Path) -> str | None:
