@@ -1,39 +1,36 @@
 """Mutants of conditions, generated from the syntax tree; one that survives its tests is an untested condition.
 
-    python benchmarks/mutants.py [--count N] [--seed S] [--only TEXT]... [--list]
+    python benchmarks/mutants.py [--count N] [--seed S] [--only TEXT]... [--tests FILE]... [--list]
 
 A mutant negates a condition, drops an operand of `and`, `or` or a constraint of a support table, or shifts a
-comparison by one (< to <=, 4 to 5). `PARTS` says where, and in which folders their tests are: those files run
-that share the rarest names with the changed one. N mutants are drawn by the seed, from all parts in turn. No file
-is changed: every mutant runs in a process of its own, forked from one that has imported what all tests need, which
-compiles the changed text when the module is imported. `equivalent_mutants.toml` lists mutants that no test can
+comparison by one (< to <=, 4 to 5). N of them are drawn from `SOURCES` by the seed. Each runs the tests that
+execute its line, until one fails. The first run asks coverage which these are (`pip install coverage`), and writes
+it to `found/lines.sqlite`; delete that when lines have moved. No file is changed: all tests are imported once, and
+every mutant is planted in a process forked from that one. `equivalent_mutants.toml` lists mutants that no test can
 tell, with reasons; they are not drawn. Exit code 1 unless at least 95 % are killed.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib
-import importlib.machinery
-import io
+import gc
+import json
 import os
 import random
-import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import zip_longest
 from pathlib import Path
 from threading import Timer
 from time import perf_counter
-from types import CodeType
-from typing import Any
+from types import CodeType, FunctionType
 
 import click
+import pytest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -42,68 +39,32 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-TEST_SECONDS, SECONDS = 100, 300
+LINES, TIMES = ROOT / "found/lines.sqlite", ROOT / "found/seconds.json"
+"""The lines that each test executes (coverage's data, a test a context), and its seconds."""
+SOURCES = (
+    *("passes", "npuc/conditions", "npuc/regions/planning.py", "npuc/quantize/network", "npuc/quantize/scales"),
+    *("targets/easynpu/network", "targets/easynpu/layers", "targets/easynpu/program/lowering.py"),
+    *("targets/nvdla/network", "targets/nvdla/selection", "targets/nvdla/quantisation"),
+    *("targets/nvdla/program/lowering.py", "targets/bm1684/network", "targets/bm1684/lowering"),
+)
+"""Folders or files with conditions."""
+TESTS = (
+    *("bm1684", "conditions", "easynpu", "easynpu_reshape", "easynpu_rewrites", "easynpu_tables", "frontend"),
+    *("graphs", "nvdla", "passes", "quantize", "regions", "cli/test_scales.py", "test_documentation.py"),
+)
+"""Folders or files of tests that may tell; of them those that are not slow."""
+TEST_SECONDS, SECONDS = 60, 150
 """The time limits of one test, which then fails, and of all tests of a mutant, which then survives."""
-MOST_FILES = 6
-"""Files of tests that run because of their names, beside those that a part always has."""
 LEAST_KILLED = 0.95
 KILLED, SURVIVED = "killed", "survived"
-RESULTS = {0: SURVIVED, 1: KILLED, 2: KILLED}
-"""By pytest's exit code; 2: a module of tests could not be imported."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Folders or files with conditions, the folders of their tests, and the tests that always run."""
-
-    sources: tuple[str, ...]
-    tests: tuple[str, ...]
-    always: tuple[str, ...] = ()
-
-
-OPERATORS = "test_documentation.py::test_page_is_what_the_code_says"
-"""The page of supported operators names every constraint."""
-PARTS = {
-    "passes": Part(("passes",), ("passes",), ("passes/test_conditions.py", "passes/test_legality.py")),
-    "conditions": Part(
-        ("npuc/conditions",),
-        ("conditions",),
-        ("bm1684/test_undefined.py", "regions/test_not_a_number.py", "regions/test_infinite_inputs.py"),
-    ),
-    "planning": Part(("npuc/regions/planning.py",), ("regions", "frontend"), ("regions/test_partition.py",)),
-    "quantising": Part(
-        ("npuc/quantize/network", "npuc/quantize/scales"),
-        ("quantize",),
-        ("quantize/test_conditions.py", "cli/test_scales.py"),
-    ),
-    "easynpu": Part(
-        ("targets/easynpu/network", "targets/easynpu/layers", "targets/easynpu/program/lowering.py"),
-        ("easynpu", "easynpu_reshape", "easynpu_rewrites", "easynpu_tables", "passes"),
-        ("easynpu/test_conditions.py", OPERATORS),
-    ),
-    "nvdla": Part(
-        (
-            "targets/nvdla/network",
-            "targets/nvdla/selection",
-            "targets/nvdla/quantisation",
-            "targets/nvdla/program/lowering.py",
-        ),
-        ("nvdla", "passes"),
-        ("nvdla/test_conditions.py", "nvdla/test_networks.py", OPERATORS),
-    ),
-    "bm1684": Part(
-        ("targets/bm1684/network", "targets/bm1684/lowering"),
-        ("bm1684", "passes"),
-        ("bm1684/test_conditions.py", "bm1684/test_operators.py", OPERATORS),
-    ),
-}
+RESULTS = {0: SURVIVED, 1: KILLED, 2: "error"}
+"""By the exit code of a mutant's process: whether a test failed; 2: it could not be planted."""
 
 
 @dataclass(frozen=True)
 class Mutant:
     """One change of a file: the number of it in `changes`, and what it makes of which expression."""
 
-    part: str
     file: str
     line: int
     number: int
@@ -112,15 +73,6 @@ class Mutant:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}  {self.old}  ->  {self.new}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a mutant."""
-
-    mutant: Mutant
-    result: str
-    seconds: float
 
 
 SHIFTED: dict[type[ast.cmpop], tuple[type[ast.cmpop], int]] = {
@@ -188,10 +140,10 @@ def _shifts(node: ast.Compare) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield node, ast.Compare(moved[0], node.ops, moved[1:])
 
 
-def mutants_of(source: str, file: str = "", part: str = "") -> list[Mutant]:
+def mutants_of(source: str, file: str = "") -> list[Mutant]:
     """All mutants of a text, in order."""
     return [
-        Mutant(part, file, old.lineno, number, ast.unparse(old), ast.unparse(new))
+        Mutant(file, old.lineno, number, ast.unparse(old), ast.unparse(new))
         for number, (old, new) in enumerate(changes(ast.parse(source)))
     ]
 
@@ -210,24 +162,21 @@ def change(source: str, number: int) -> ast.AST:
     return ast.fix_missing_locations(_Replacement(*[*changes(tree)][number]).visit(tree))
 
 
-def files_of(part: Part) -> list[Path]:
-    """The source files of a part."""
-    places = [ROOT / source for source in part.sources]
-    return sorted(path for place in places for path in ([place] if place.is_file() else place.rglob("*.py")))
-
-
-def generate() -> dict[str, list[Mutant]]:
-    """The mutants of every part that tests may tell."""
+def generate() -> list[Mutant]:
+    """The mutants that tests may tell."""
     known = {(each["file"], each["old"], each["new"]) for each in equivalent()}
-    return {
-        name: [
-            mutant
-            for path in files_of(part)
-            for mutant in mutants_of(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix(), name)
-            if (path.name, mutant.old, mutant.new) not in known
-        ]
-        for name, part in PARTS.items()
-    }
+    return [
+        mutant
+        for path in source_files()
+        for mutant in mutants_of(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix())
+        if (path.name, mutant.old, mutant.new) not in known
+    ]
+
+
+def source_files() -> list[Path]:
+    """The files with conditions."""
+    places = [ROOT / source for source in SOURCES]
+    return sorted(path for place in places for path in ([place] if place.is_file() else place.rglob("*.py")))
 
 
 def equivalent() -> list[dict[str, str]]:
@@ -235,49 +184,106 @@ def equivalent() -> list[dict[str, str]]:
     return tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["mutant"]
 
 
-def draw(mutants: dict[str, list[Mutant]], count: int, seed: int) -> list[Mutant]:
-    """Mutants of all parts in turn, in an order that the seed gives."""
-    source = random.Random(seed)
-    shuffled = [source.sample(found, len(found)) for found in mutants.values()]
-    turns = (mutant for turn in zip_longest(*shuffled) for mutant in turn if mutant is not None)
-    return [mutant for mutant, _ in zip(turns, range(count), strict=False)]
+class Collector:
+    """A plugin of pytest that writes which test executes which lines, and for how long."""
+
+    def __init__(self) -> None:
+        from coverage import Coverage
+
+        LINES.parent.mkdir(exist_ok=True)
+        files = [*map(str, source_files())]
+        self.coverage = Coverage(data_file=str(LINES), include=files, config_file=False)
+        self.seconds: dict[str, float] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Iterator[None]:
+        """Collects over all tests."""
+        self.coverage.start()
+        try:
+            return (yield)
+        finally:
+            self.coverage.stop()
+            self.coverage.save()
+            TIMES.write_text(json.dumps(self.seconds), encoding="utf-8")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """One test, with its fixtures; one that fails as it is tells nothing."""
+        self.coverage.switch_context(item.nodeid)
+        began, failed = perf_counter(), item.session.testsfailed
+        result = yield
+        if item.session.testsfailed == failed:
+            self.seconds[item.nodeid] = perf_counter() - began
+        return result
+
+
+class Runner:
+    """A plugin of pytest that runs, instead of all tests once, those of every mutant in a process of its own."""
+
+    def __init__(self, mutants: Sequence[Mutant], given: bool) -> None:
+        self.mutants = mutants
+        self.seconds = None if given else json.loads(TIMES.read_text(encoding="utf-8"))
+        self.results: list[str] = []
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Runs the mutants, and prints their results."""
+        if session.testsfailed:
+            raise session.Failed("a file of tests cannot be imported")
+        for mutant in self.mutants:
+            began = perf_counter()
+            items = self.tests_of(mutant, session.items)
+            self.results.append(run(mutant, items) if items else SURVIVED)
+            click.echo(f"{self.results[-1]:9s}{perf_counter() - began:6.1f} s {len(items):5d} tests  {mutant}")
+        return True
+
+    def tests_of(self, mutant: Mutant, items: Sequence[pytest.Item]) -> Sequence[pytest.Item]:
+        """The tests that execute the mutant's line (in a table: any of the file), those of fast files first.
+
+        Behind them the others of their files, which may use what the first ones made.
+        """
+        if self.seconds is None:
+            return items
+        found = contexts(mutant.file)
+        hits = found.get(mutant.line) or {test for tests in found.values() for test in tests}
+        files: Counter[str] = Counter()
+        for test in hits & self.seconds.keys():
+            files[test.partition("::")[0]] += self.seconds[test]
+
+        def order(item: pytest.Item) -> tuple[bool, float, str, float]:
+            file = item.nodeid.partition("::")[0]
+            return item.nodeid not in hits, files[file], file, self.seconds[item.nodeid]
+
+        candidates = (each for each in items if each.nodeid in self.seconds)
+        return sorted((each for each in candidates if each.nodeid.partition("::")[0] in files), key=order)
 
 
 @cache
-def words(path: Path) -> frozenset[str]:
-    """The names in a file."""
-    return frozenset(re.findall(r"[A-Za-z_]\w+", path.read_text(encoding="utf-8")))
+def contexts(file: str) -> Mapping[int, set[str]]:
+    """The tests that execute each line of a file."""
+    from coverage import CoverageData
+
+    data = CoverageData(str(LINES))
+    data.read()
+    found = data.contexts_by_lineno(str(ROOT / file))
+    return {line: {test for test in tests if test} for line, tests in found.items()}
 
 
-def tests_of(mutant: Mutant) -> list[str]:
-    """The files of tests that run: those with the rarest of the changed file's names first."""
-    part = PARTS[mutant.part]
-    files = sorted(path for folder in part.tests for path in (ROOT / "tests" / folder).glob("test_*.py"))
-    source = (ROOT / mutant.file).read_text(encoding="utf-8")
-    names = {getattr(each, "name", "") for each in ast.parse(source).body} | {Path(mutant.file).stem}
-    counts = Counter(name for path in files for name in words(path) & names)
-    scores = {path: sum(1 / counts[name] for name in words(path) & names) for path in files}
-    ranked = sorted((path for path in files if scores[path]), key=lambda path: -scores[path])[:MOST_FILES]
-    always = [ROOT / "tests" / each for each in part.always]
-    return [path.relative_to(ROOT).as_posix() for path in dict.fromkeys([*ranked, *always])]
-
-
-def run(mutant: Mutant) -> Outcome:
-    """Runs the mutant's tests in a separate process."""
-    began, tests = perf_counter(), tests_of(mutant)
+def run(mutant: Mutant, items: Sequence[pytest.Item]) -> str:
+    """What became of a mutant; of none is left anything in this process."""
     child = os.fork()
     if not child:
         os.setsid()
-        os._exit(_test(mutant, tests))
+        code = 2
+        try:
+            code = _fails(mutant, items)
+        finally:
+            os._exit(code)
     timer = Timer(SECONDS, _end, (child,))
     timer.start()
     _, status = os.waitpid(child, 0)
+    in_time = timer.is_alive()
     timer.cancel()
-    seconds = perf_counter() - began
-    if os.WIFSIGNALED(status):
-        return Outcome(mutant, SURVIVED if seconds >= SECONDS else KILLED, seconds)
-    code = os.WEXITSTATUS(status)
-    return Outcome(mutant, RESULTS.get(code, f"error {code}"), seconds)
+    return RESULTS.get(os.waitstatus_to_exitcode(status), KILLED) if in_time else SURVIVED
 
 
 def _end(child: int) -> None:
@@ -285,66 +291,80 @@ def _end(child: int) -> None:
         os.killpg(child, signal.SIGKILL)
 
 
-def _test(mutant: Mutant, tests: Sequence[str]) -> int:
-    """pytest's exit code with the changed tree in place of the file."""
-    import pytest
+def _fails(mutant: Mutant, items: Sequence[pytest.Item]) -> bool:
+    """Whether a test fails with the mutant planted."""
+    items[0].config.pluginmanager.unregister(name="terminalreporter")
+    plant(mutant)
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if item.session.testsfailed:
+            return True
+    return False
 
+
+def plant(mutant: Mutant) -> None:
+    """Changes the imported functions and support tables into those of the mutant."""
     path = ROOT / mutant.file
-    _replace(path, change(path.read_text(encoding="utf-8"), mutant.number))
-    os.chdir(ROOT)
-    limit = ("--timeout", str(TEST_SECONDS), "--timeout-method", "signal")
-    silence = io.StringIO()
-    with redirect_stdout(silence), redirect_stderr(silence):
-        return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *limit, *tests]))
+    source = path.read_text(encoding="utf-8")
+    tree = change(source, mutant.number)
+    codes = [compile(each, str(path), "exec", dont_inherit=True) for each in (ast.parse(source), tree)]
+    changed = dict(_pairs(*codes))
+    gc.unfreeze()  # what tests/conftest.py hides
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType) and each.__code__ in changed:
+            each.__code__ = changed[each.__code__]
+    for statement in tree.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and _has_line(statement, mutant.line):
+            module = next(each for each in sys.modules.values() if getattr(each, "__file__", None) == str(path))
+            names = dict(vars(module))
+            exec(compile(ast.Module([statement], []), str(path), "exec"), names)
+            for name, table in names.items():
+                if table is not vars(module).get(name) and name != "__builtins__":
+                    for op, row in table.items():
+                        vars(vars(module)[name][op]).update(vars(row))
 
 
-def _replace(path: Path, tree: ast.AST) -> None:
-    """Lets the import of one file compile another tree; no compiled code on disk is read or written for it."""
-    loader = importlib.machinery.SourceFileLoader
-    as_written = loader.get_code
-
-    def get_code(self: Any, fullname: str) -> CodeType | None:
-        if Path(self.path).resolve() == path:
-            return compile(tree, str(path), "exec", dont_inherit=True)
-        return as_written(self, fullname)
-
-    loader.get_code = get_code  # type: ignore[method-assign]
+def _has_line(statement: ast.stmt, line: int) -> bool:
+    return statement.lineno <= line <= (statement.end_lineno or statement.lineno)
 
 
-def _prepare() -> None:
-    """Imports what every test needs, but nothing of npuc, before the mutants' processes are forked."""
-    sys.path.insert(0, str(ROOT))
-    for name in ("networkx", "numpy", "onnx", "onnxruntime", "pytest"):
-        importlib.import_module(name)
+def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    """The code of functions before and after, where it differs."""
+    yield from [(old, new)] if old != new else []
+    inner = ([each for each in code.co_consts if isinstance(each, CodeType)] for code in (old, new))
+    for each, other in zip(*inner, strict=False):
+        yield from _pairs(each, other)
 
 
 @click.command()
 @click.option("--count", type=click.IntRange(1), default=40, show_default=True, help="Mutants to draw.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which ones.")
-@click.option("--only", multiple=True, help="Of those in whose line this text is: part, file:line, old -> new.")
-@click.option("--list", "list_wanted", is_flag=True, help="Print them with their tests; run nothing.")
-def main(count: int, seed: int, only: Sequence[str], list_wanted: bool) -> None:
+@click.option("--only", multiple=True, help="Of those in whose line this text is: file:line, old -> new.")
+@click.option("--tests", multiple=True, help="Files of tests that run instead of those that the lines tell.")
+@click.option("--list", "list_wanted", is_flag=True, help="Print them; run nothing.")
+def main(count: int, seed: int, only: Sequence[str], tests: Sequence[str], list_wanted: bool) -> None:
     """Small changes of conditions, each of which some test must notice."""
-    found = {
-        part: [each for each in mutants if not only or any(text in f"{part} {each}" for text in only)]
-        for part, mutants in generate().items()
-    }
-    chosen = draw(found, count, seed)
-    if not chosen:
+    found = [each for each in generate() if not only or any(text in str(each) for text in only)]
+    if not found:
         raise click.UsageError("no mutant is named so")
+    chosen = random.Random(seed).sample(found, min(count, len(found)))
     if list_wanted:
-        for each in chosen:
-            click.echo(f"{each}\n    {' '.join(tests_of(each))}")
+        click.echo("\n".join(map(str, chosen)))
         return
-    _prepare()
-    outcomes: list[Outcome] = []
-    for each in chosen:
-        outcomes.append(run(each))
-        click.echo(f"{outcomes[-1].result:9s}{outcomes[-1].seconds:6.1f} s  {each}")
-    killed = sum(each.result == KILLED for each in outcomes)
-    total = sum(map(len, found.values()))
-    click.echo(f"{killed} of {len(outcomes)} killed ({killed / len(outcomes):.1%}), drawn from {total:,}")
-    sys.exit(killed < LEAST_KILLED * len(outcomes))
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    arguments = ["-q", "-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS), "--timeout-method", "signal"]
+    arguments.extend(tests or [f"tests/{each}" for each in TESTS])
+    if not tests and not LINES.exists():
+        if pytest.main(arguments, plugins=[Collector()]) > pytest.ExitCode.TESTS_FAILED:
+            sys.exit(1)
+        os.execv(sys.executable, [sys.executable, *sys.argv])  # without what these tests have left in caches
+    runner = Runner(chosen, given=bool(tests))
+    pytest.main(arguments, plugins=[runner])
+    killed = runner.results.count(KILLED)
+    share = killed / max(len(runner.results), 1)
+    click.echo(f"{killed} of {len(runner.results)} killed ({share:.1%}), drawn from {len(found):,}")
+    sys.exit(share < LEAST_KILLED)
 
 
 if __name__ == "__main__":

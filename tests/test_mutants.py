@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from tests.files import script
 
@@ -20,7 +22,7 @@ FIXTURE = '''def fits(size, most):
     assert size != 7
     return size <= most
 '''
-TESTS = "from npuc.fixture import fits\n\n\ndef test_fits():\n    assert fits(4, 4)\n    assert not fits(5, 4)\n"
+TESTS = "from passes.fixture import fits\n\n\ndef test_fits():\n    assert fits(4, 4)\n    assert not fits(5, 4)\n"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def mutants() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def found(mutants: ModuleType) -> dict[str, list[Any]]:
+def found(mutants: ModuleType) -> list[Any]:
     """All mutants."""
     return mutants.generate()
 
@@ -50,44 +52,44 @@ def test_conditions_are_negated_dropped_and_shifted(mutants: ModuleType) -> None
     assert "0 == x < 3" in [each.new for each in mutants.mutants_of("if 1 == x < 3 or y: pass")]
 
 
-def test_every_part_has_many_and_a_seed_draws_the_same_of_each(
-    mutants: ModuleType, found: dict[str, list[Any]]
-) -> None:
-    assert sum(map(len, found.values())) >= 300
-    assert all(len(each) >= 30 for each in found.values())
-    drawn = mutants.draw(found, 28, seed=5)
-    assert drawn == mutants.draw(found, 28, seed=5) != mutants.draw(found, 28, seed=6)
-    assert {each.part for each in drawn} == mutants.PARTS.keys()
-    for each in drawn:
+def test_every_source_has_some_and_a_changed_tree_compiles(mutants: ModuleType, found: list[Any]) -> None:
+    assert len(found) >= 6_000
+    assert all(any(each.file.startswith(source) for each in found) for source in mutants.SOURCES)
+    for each in found[::240]:
         source = (mutants.ROOT / each.file).read_text(encoding="utf-8")
         tree = mutants.change(source, each.number)
         compile(tree, each.file, "exec", dont_inherit=True)
         assert ast.unparse(tree) != ast.unparse(ast.parse(source))
-        assert mutants.tests_of(each)
 
 
-def test_what_is_listed_as_equivalent_has_a_reason_and_is_not_drawn(
-    mutants: ModuleType, found: dict[str, list[Any]]
-) -> None:
+def test_what_is_listed_as_equivalent_has_a_reason_and_is_not_drawn(mutants: ModuleType, found: list[Any]) -> None:
     known = {(each["file"], each["old"], each["new"]) for each in mutants.equivalent()}
     assert all(each["reason"] for each in mutants.equivalent())
-    assert not known & {(Path(each.file).name, each.old, each.new) for part in found.values() for each in part}
+    assert not known & {(Path(each.file).name, each.old, each.new) for each in found}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--tests", "tests/passes"),
+        pytest.param((), marks=pytest.mark.skipif(not find_spec("coverage"), reason="the lines need coverage")),
+    ],
+)
 def test_the_runner_tells_what_survives_and_leaves_the_files(
-    mutants: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mutants: ModuleType, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    for path, text in (("npuc/fixture.py", FIXTURE), ("tests/one/test_one.py", TESTS), ("npuc/__init__.py", "")):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    for each in mutants.TESTS:
+        (tmp_path / "tests" / each).mkdir(parents=True)
+    for path, text in (
+        ("passes/fixture.py", FIXTURE),
+        ("passes/__init__.py", ""),
+        ("tests/passes/test_one.py", TESTS),
+    ):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text, encoding="utf-8")
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    monkeypatch.setattr(mutants, "PARTS", {"one": mutants.Part(("npuc",), ("one",))})
-    monkeypatch.setattr(mutants, "_prepare", lambda: None)
-    # A process that is forked here has imported npuc: its tests shall import the fixture's.
-    for name in [name for name in sys.modules if name.partition(".")[0] == "npuc"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(tmp_path)
-    done = CliRunner().invoke(mutants.main, ["--count", "9"])
+    shutil.copytree(mutants.ROOT / "benchmarks", tmp_path / "benchmarks")
+    command = [sys.executable, "benchmarks/mutants.py", "--count", "9", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     results = {line.partition("  ->  ")[2]: line.split()[0] for line in done.stdout.splitlines() if "->" in line}
     assert results == {
         "not (size < 1 or most is None)": "killed",
@@ -99,5 +101,5 @@ def test_the_runner_tells_what_survives_and_leaves_the_files(
         "size < most": "killed",
     }
     assert "3 of 7 killed" in done.stdout
-    assert done.exit_code == 1
-    assert (tmp_path / "npuc/fixture.py").read_text(encoding="utf-8") == FIXTURE
+    assert done.returncode == 1
+    assert (tmp_path / "passes/fixture.py").read_text(encoding="utf-8") == FIXTURE
