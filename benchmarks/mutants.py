@@ -17,15 +17,12 @@ import gc
 import json
 import os
 import random
-import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from itertools import chain
 from pathlib import Path
-from threading import Timer
 from time import perf_counter
 from types import CodeType, FunctionType
 
@@ -222,8 +219,14 @@ class Runner:
 
     def __init__(self, mutants: Sequence[Mutant], given: bool) -> None:
         self.mutants = mutants
-        self.seconds = None if given else json.loads(TIMES.read_text(encoding="utf-8"))
         self.results: list[str] = []
+        self.seconds: Mapping[str, float] | None = None
+        if not given:
+            from coverage import CoverageData
+
+            self.seconds = json.loads(TIMES.read_text(encoding="utf-8"))
+            self.lines = CoverageData(str(LINES))
+            self.lines.read()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Runs the mutants, and prints their results."""
@@ -243,8 +246,8 @@ class Runner:
         """
         if self.seconds is None:
             return items
-        found = contexts(mutant.file)
-        hits = found.get(mutant.line) or {test for tests in found.values() for test in tests}
+        found = self.lines.contexts_by_lineno(str(ROOT / mutant.file))
+        hits = set(found.get(mutant.line) or chain(*found.values()))
         files: Counter[str] = Counter()
         for test in hits & self.seconds.keys():
             files[test.partition("::")[0]] += self.seconds[test]
@@ -257,49 +260,28 @@ class Runner:
         return sorted((each for each in candidates if each.nodeid.partition("::")[0] in files), key=order)
 
 
-@cache
-def contexts(file: str) -> Mapping[int, set[str]]:
-    """The tests that execute each line of a file."""
-    from coverage import CoverageData
-
-    data = CoverageData(str(LINES))
-    data.read()
-    found = data.contexts_by_lineno(str(ROOT / file))
-    return {line: {test for test in tests if test} for line, tests in found.items()}
-
-
 def run(mutant: Mutant, items: Sequence[pytest.Item]) -> str:
-    """What became of a mutant; of none is left anything in this process."""
+    """What becomes of a mutant, which a process of its own holds."""
     child = os.fork()
     if not child:
-        os.setsid()
         code = 2
         try:
             code = _fails(mutant, items)
         finally:
             os._exit(code)
-    timer = Timer(SECONDS, _end, (child,))
-    timer.start()
-    _, status = os.waitpid(child, 0)
-    in_time = timer.is_alive()
-    timer.cancel()
-    return RESULTS.get(os.waitstatus_to_exitcode(status), KILLED) if in_time else SURVIVED
-
-
-def _end(child: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
+    return RESULTS.get(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), KILLED)
 
 
 def _fails(mutant: Mutant, items: Sequence[pytest.Item]) -> bool:
-    """Whether a test fails with the mutant planted."""
+    """Whether a test fails, in time, with the mutant planted."""
     items[0].config.pluginmanager.unregister(name="terminalreporter")
     plant(mutant)
+    end = perf_counter() + SECONDS
     for item, following in zip(items, [*items[1:], None], strict=True):
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        if item.session.testsfailed:
-            return True
-    return False
+        if item.session.testsfailed or perf_counter() > end:
+            break
+    return bool(items[0].session.testsfailed)
 
 
 def plant(mutant: Mutant) -> None:
@@ -313,19 +295,14 @@ def plant(mutant: Mutant) -> None:
     for each in gc.get_objects():
         if isinstance(each, FunctionType) and each.__code__ in changed:
             each.__code__ = changed[each.__code__]
-    for statement in tree.body:
-        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and _has_line(statement, mutant.line):
-            module = next(each for each in sys.modules.values() if getattr(each, "__file__", None) == str(path))
-            names = dict(vars(module))
-            exec(compile(ast.Module([statement], []), str(path), "exec"), names)
-            for name, table in names.items():
-                if table is not vars(module).get(name) and name != "__builtins__":
-                    for op, row in table.items():
-                        vars(vars(module)[name][op]).update(vars(row))
-
-
-def _has_line(statement: ast.stmt, line: int) -> bool:
-    return statement.lineno <= line <= (statement.end_lineno or statement.lineno)
+    statement = max((each for each in tree.body if each.lineno <= mutant.line), key=lambda each: each.lineno)
+    if isinstance(statement, ast.AnnAssign):
+        module = next(each for each in sys.modules.values() if getattr(each, "__file__", None) == str(path))
+        names = dict(vars(module))
+        exec(compile(ast.Module([statement], []), str(path), "exec"), names)
+        name = ast.unparse(statement.target)
+        for op, row in names[name].items():
+            vars(vars(module)[name][op]).update(vars(row))
 
 
 def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
