@@ -17,13 +17,15 @@ import gc
 import json
 import os
 import random
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from types import CodeType, FunctionType
 
 import click
@@ -50,12 +52,12 @@ TESTS = (
     *("graphs", "nvdla", "passes", "quantize", "regions", "cli/test_scales.py", "test_documentation.py"),
 )
 """Folders or files of tests that may tell; of them those that are not slow."""
-TEST_SECONDS, SECONDS = 60, 150
-"""The time limits of one test, which then fails, and of all tests of a mutant, which then survives."""
+TEST_SECONDS, SECONDS = 20, 60
+"""The limits of CPU time of one test, which then fails, and of all tests of a mutant, which then survives."""
 LEAST_KILLED = 0.95
 KILLED, SURVIVED = "killed", "survived"
-RESULTS = {0: SURVIVED, 1: KILLED, 2: "error"}
-"""By the exit code of a mutant's process: whether a test failed; 2: it could not be planted."""
+RESULTS = {0: SURVIVED, 1: KILLED, 2: "error", -signal.SIGPROF: "endless"}
+"""By the exit code of a mutant's process: whether a test failed, or took too long; 2: it could not be planted."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,7 @@ class Runner:
         """Runs the mutants, and prints their results."""
         if session.testsfailed:
             raise session.Failed("a file of tests cannot be imported")
+        functions()
         for mutant in self.mutants:
             began = perf_counter()
             items = self.tests_of(mutant, session.items)
@@ -276,12 +279,22 @@ def _fails(mutant: Mutant, items: Sequence[pytest.Item]) -> bool:
     """Whether a test fails, in time, with the mutant planted."""
     items[0].config.pluginmanager.unregister(name="terminalreporter")
     plant(mutant)
-    end = perf_counter() + SECONDS
+    end = process_time() + SECONDS
     for item, following in zip(items, [*items[1:], None], strict=True):
+        signal.setitimer(signal.ITIMER_PROF, TEST_SECONDS)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        if item.session.testsfailed or perf_counter() > end:
+        if item.session.testsfailed or process_time() > end:
             break
     return bool(items[0].session.testsfailed)
+
+
+@cache
+def functions() -> list[FunctionType]:
+    """All functions that are imported."""
+    gc.unfreeze()  # what tests/conftest.py has hidden
+    found = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
+    gc.freeze()
+    return found
 
 
 def plant(mutant: Mutant) -> None:
@@ -291,10 +304,8 @@ def plant(mutant: Mutant) -> None:
     tree = change(source, mutant.number)
     codes = [compile(each, str(path), "exec", dont_inherit=True) for each in (ast.parse(source), tree)]
     changed = dict(_pairs(*codes))
-    gc.unfreeze()  # what tests/conftest.py hides
-    for each in gc.get_objects():
-        if isinstance(each, FunctionType) and each.__code__ in changed:
-            each.__code__ = changed[each.__code__]
+    for each in functions():
+        each.__code__ = changed.get(each.__code__, each.__code__)
     statement = max((each for each in tree.body if each.lineno <= mutant.line), key=lambda each: each.lineno)
     if isinstance(statement, ast.AnnAssign):
         module = next(each for each in sys.modules.values() if getattr(each, "__file__", None) == str(path))
@@ -330,15 +341,14 @@ def main(count: int, seed: int, only: Sequence[str], tests: Sequence[str], list_
         return
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    arguments = ["-q", "-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS), "--timeout-method", "signal"]
-    arguments.extend(tests or [f"tests/{each}" for each in TESTS])
+    arguments = ["-q", "-p", "no:cacheprovider", *(tests or [f"tests/{each}" for each in TESTS])]
     if not tests and not LINES.exists():
         if pytest.main(arguments, plugins=[Collector()]) > pytest.ExitCode.TESTS_FAILED:
             sys.exit(1)
         os.execv(sys.executable, [sys.executable, *sys.argv])  # without what these tests have left in caches
     runner = Runner(chosen, given=bool(tests))
     pytest.main(arguments, plugins=[runner])
-    killed = runner.results.count(KILLED)
+    killed = sum(each not in (SURVIVED, "error") for each in runner.results)
     share = killed / max(len(runner.results), 1)
     click.echo(f"{killed} of {len(runner.results)} killed ({share:.1%}), drawn from {len(found):,}")
     sys.exit(share < LEAST_KILLED)

@@ -95,12 +95,11 @@ def test_a_convolution_in_blocks_takes_a_shuffle_only_with_one_tap(kernel: int, 
     assert_same_meaning(graph, found)
 
 
-def test_a_shuffle_before_an_aligned_split_is_two_selections() -> None:
-    split = node("Split", "b", "c d", axis=1, split=(16, 16))
-    graph = network(
-        (1, 32, 3, 4), "y", node("Relu", "x", "a"), *shuffle("a", "b", 2, 32), split, node("Mul", "c d", "y")
-    )
-    assert_rewritten(graph, "Relu", "Conv", "Conv", "Mul")
+@pytest.mark.parametrize(("outputs", "reader"), [("y", node("Mul", "c d", "y")), ("y d", node("Abs", "c", "y"))])
+def test_a_shuffle_before_an_aligned_split_is_two_selections(outputs: str, reader: Node) -> None:
+    split = *shuffle("a", "b", 2, 32), node("Split", "b", "c d", axis=1, split=(16, 16))
+    graph = network((1, 32, 3, 4), outputs, node("Relu", "x", "a"), *split, reader)
+    assert_rewritten(graph, "Relu", "Conv", "Conv", reader.op)
 
 
 def test_a_unit_of_shufflenet_moves_no_data() -> None:
@@ -392,19 +391,21 @@ def test_without_a_convolution_before_it_one_is_put_there(shape: tuple[int, ...]
     assert_same_meaning(graph, found)
 
 
-@pytest.mark.parametrize("attrs", [{"group": 4}, {"activation": "Relu"}], ids=["depthwise", "with_relu"])
-def test_a_convolution_that_cannot_double_its_outputs_stays(attrs: dict[str, int | str]) -> None:
-    weight = (4, 1, 1, 1) if "group" in attrs else (4, 4, 1, 1)
-    graph = network(
-        (1, 4, 5, 5),
-        "y",
-        node("Conv", "x w", "a", **attrs),
-        node("PRelu", "a s", "y"),
-        w=weight,
-        s=SLOPES[:, None, None],
-    )
+@pytest.mark.parametrize(
+    "before",
+    [
+        (node("Conv", "x w", "a", group=4),),
+        (node("Conv", "x v", "a", activation="Relu"),),
+        (node("Abs", "v", "u"), node("Conv", "x u", "a")),
+        (node("Mul", "x v", "a"),),
+    ],
+    ids=["depthwise", "with_relu", "weights computed", "no convolution"],
+)
+def test_a_producer_that_cannot_double_its_outputs_stays(before: tuple[Node, ...]) -> None:
+    rest = {"w": (4, 1, 1, 1), "v": (4, 4, 1, 1), "s": SLOPES[:, None, None]}
+    graph = network((1, 4, 5, 5), "y", *before, node("PRelu", "a s", "y"), **rest)
     found = expand_prelu(graph)
-    assert operators(found)[1:] == ["Conv+Relu", "Conv"]
+    assert operators(found) == [*operators(graph)[:-1], "Conv+Relu", "Conv"]
     assert_same_meaning(graph, found)
 
 

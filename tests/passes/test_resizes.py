@@ -375,6 +375,7 @@ def test_more_padding_than_a_window_may_have_takes_several_convolutions(
     ((1, 2, 3, 4), {"pads": (0, 0, 121, 0, 0, 0, 0, 0)}),
     ((1, 2, 3, 4), {"pads": (0, 0, 1, 0, 0, 0, 0, 0), "mode": "edge"}),
     ((1, 2, 3, 4), {"pads": (0, 0, 1, 0, 0, 0, 0, 0), "value": -np.inf}),
+    ((1, 2, 0, 4), {"pads": (0, 0, 1, 0, 0, 0, 0, 0)}),
     ((2, 3, 4), {"pads": (0, 1, 0, 0, 0, 0)}),
 ])  # fmt: skip
 def test_other_padding_stays(shape: tuple[int, ...], attrs: dict[str, Any]) -> None:
