@@ -42,16 +42,11 @@ def test_every_word_survives_encoding_and_decoding(flag: int, middle: int, top: 
     assert decode(Sample, encode(given_word)) == given_word
 
 
-@pytest.mark.parametrize(
-    ("values", "field", "limit"),
-    [
-        ({"flag": 2}, "flag = 2", "0..1"),
-        ({"flag": -1}, "flag = -1", "0..1"),
-        ({"middle": 0}, "middle = 0", "1..2048"),
-        ({"middle": 2049}, "middle = 2049", "1..2048"),
-        ({"top": 16}, "top = 16", "0..15"),
-    ],
-)
+@pytest.mark.parametrize(("values", "field", "limit"), [
+    ({"flag": 2}, "flag = 2", "0..1"), ({"flag": -1}, "flag = -1", "0..1"),
+    ({"middle": 0}, "middle = 0", "1..2048"), ({"middle": 2049}, "middle = 2049", "1..2048"),
+    ({"top": 16}, "top = 16", "0..15"),
+])  # fmt: skip
 def test_a_value_beyond_its_field_is_refused_with_field_and_limit(
     values: dict[str, int], field: str, limit: str
 ) -> None:

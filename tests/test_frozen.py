@@ -68,22 +68,12 @@ def classes(decorate: Callable[..., Any], keywords: Callable[..., Any]) -> dict[
 OURS = classes(frozen, frozen(kw_only=True))
 USUAL = classes(dataclass(frozen=True), dataclass(frozen=True, kw_only=True))
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-    ("Plain", (1,), {}),
-    ("Plain", (1, ("y", "z")), {"d": 2.0}),
-    ("Plain", (), {"a": 3, "c": {"k": 1}}),
-    ("Derived", (1,), {"e": 8}),
-    ("One", ((1, 2),), {}),
-    ("One", ("text",), {}),
-    ("Empty", (), {}),
-    ("Keywords", (), {"assign": 1}),
-    ("Keywords", (), {"assign": 1, "MISSING": 5}),
-    ("Checked", (1,), {"high": 4}),
-    ("Plain", (), {}),
-    ("Plain", (1,), {"f": 2}),
-    ("Keywords", (1,), {}),
-    ("Checked", (1, 4), {}),
+    ("Plain", (1,), {}), ("Plain", (1, ("y", "z")), {"d": 2.0}), ("Plain", (), {"a": 3, "c": {"k": 1}}),
+    ("Derived", (1,), {"e": 8}), ("One", ((1, 2),), {}), ("One", ("text",), {}), ("Empty", (), {}),
+    ("Keywords", (), {"assign": 1}), ("Keywords", (), {"assign": 1, "MISSING": 5}), ("Checked", (1,), {"high": 4}),
+    ("Plain", (), {}), ("Plain", (1,), {"f": 2}), ("Keywords", (1,), {}), ("Checked", (1, 4), {}),
     ("Checked", (5,), {"high": 4}),
-]
+]  # fmt: skip
 
 
 def outcome(of: dict[str, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -281,20 +281,11 @@ def test_a_manifest_cannot_name_files_outside_its_directory(saved: Path, name: s
     assert problem.code == "E502"
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        None,
-        [],
-        "itcm.bin",
-        {"itcm.bin": None},
-        {"itcm.bin": {}},
-        {"itcm.bin": {"bytes": 32}},
-        {"itcm.bin": {"sha256": sha256(FILES["itcm.bin"])}},
-        {"itcm.bin": {"bytes": "32", "sha256": 5}},
-        {"itcm.bin": {"bytes": 32, "sha256": None}},
-    ],
-)
+@pytest.mark.parametrize("files", [
+    None, [], "itcm.bin", {"itcm.bin": None}, {"itcm.bin": {}}, {"itcm.bin": {"bytes": 32}},
+    {"itcm.bin": {"sha256": sha256(FILES["itcm.bin"])}}, {"itcm.bin": {"bytes": "32", "sha256": 5}},
+    {"itcm.bin": {"bytes": 32, "sha256": None}},
+])  # fmt: skip
 def test_a_file_table_that_is_none_is_refused(saved: Path, files: Any) -> None:
     _reseal(saved, lambda manifest: manifest.update(files=files))
     assert _problem(lambda: load(saved)).code == "E502"

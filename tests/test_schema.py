@@ -39,17 +39,10 @@ def test_the_schema_is_a_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("digits", Options()),
-        ("digits", Options(flags={"isa": "documented"})),
-        ("lenet", Options(machine="large")),
-        ("ds_cnn", Options()),
-        ("ds_cnn", Options(machine="large")),
-        ("residual_awkward", Options(machine="large")),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), [
+    ("digits", Options()), ("digits", Options(flags={"isa": "documented"})), ("lenet", Options(machine="large")),
+    ("ds_cnn", Options()), ("ds_cnn", Options(machine="large")), ("residual_awkward", Options(machine="large")),
+])  # fmt: skip
 def test_manifests_follow_the_schema(name: str, options: Options, tmp_path: Path) -> None:
     errors = jsonschema.Draft202012Validator(SCHEMA).iter_errors(_manifest(name, tmp_path, options))
     assert [f"{'.'.join(map(str, error.path))}: {error.message}" for error in errors] == []

@@ -30,45 +30,24 @@ from tests.runtime import RUNTIME
 RELU = node("Relu", "x", "a")
 CONV = node("Conv", "a w", "b", pads=(1, 1, 1, 1))
 SLICED = {
-    "rows above and below the map": network(
-        (1, 2, 24, 40), "y", RELU, node("Conv", "a w", "y", pads=(9, 0, 9, 0)), w=(2, 2, 3, 1)
-    ),
-    "an average in ceil_mode": network(
-        (1, 2, 24, 40),
-        "y",
-        RELU,
-        CONV,
-        node(
-            "AveragePool",
-            "b",
-            "y",
-            kernel_shape=(3, 3),
-            strides=(2, 2),
-            pads=(1, 1, 1, 1),
-            ceil_mode=1,
-            count_include_pad=1,
-        ),
-        w=(2, 2, 3, 3),
-    ),
-    "a Concat of rows": network(
-        (1, 2, 24, 40), "y", RELU, CONV, node("Concat", "a b", "y", axis=2), w=(2, 2, 3, 3)
-    ),
-    "a Concat of channels": network(
-        (1, 2, 24, 40), "y", RELU, CONV, node("Concat", "a b", "y", axis=1), w=(2, 2, 3, 3)
-    ),
-    "a constant per row": network(
-        (1, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"), w=(2, 2, 3, 3), c=(24, 1)
-    ),
-    "a graph output in the middle": network(
-        (1, 2, 24, 40), "b y", RELU, CONV, node("Relu", "b", "y"), w=(2, 2, 3, 3)
-    ),
-    "a constant per image": network(
-        (3, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"), w=(2, 2, 3, 3), c=(3, 1, 1, 1)
-    ),
-    "a constant per image of lower rank": network(
-        (3, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"), w=(2, 2, 3, 3), c=(2, 1, 1)
-    ),
-}
+    "rows above and below the map": network((1, 2, 24, 40), "y", RELU, node("Conv", "a w", "y", pads=(9, 0, 9, 0)),
+        w=(2, 2, 3, 1)),
+    "an average in ceil_mode": network((1, 2, 24, 40), "y", RELU, CONV,
+        node("AveragePool", "b", "y", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), ceil_mode=1,
+        count_include_pad=1), w=(2, 2, 3, 3)),
+    "a Concat of rows": network((1, 2, 24, 40), "y", RELU, CONV, node("Concat", "a b", "y", axis=2),
+        w=(2, 2, 3, 3)),
+    "a Concat of channels": network((1, 2, 24, 40), "y", RELU, CONV, node("Concat", "a b", "y", axis=1),
+        w=(2, 2, 3, 3)),
+    "a constant per row": network((1, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"), w=(2, 2, 3, 3),
+        c=(24, 1)),
+    "a graph output in the middle": network((1, 2, 24, 40), "b y", RELU, CONV, node("Relu", "b", "y"),
+        w=(2, 2, 3, 3)),
+    "a constant per image": network((3, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"), w=(2, 2, 3, 3),
+        c=(3, 1, 1, 1)),
+    "a constant per image of lower rank": network((3, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"),
+        w=(2, 2, 3, 3), c=(2, 1, 1)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("local_bytes", [2048, 3072, 6144])
@@ -92,37 +71,20 @@ def test_these_graphs_are_sliced(name: str) -> None:
 
 
 MOVED = {
-    "channels of two images": network(
-        (2, 3, 4, 4), "y", RELU, CONV, node("Concat", "a b", "y", axis=1), w=(3, 3, 3, 3)
-    ),
-    "every other channel": network(
-        (1, 6, 4, 4),
-        "y",
-        RELU,
-        node("Conv", "a w", "b"),
-        node("Slice", "b", "c", axes=(1,), starts=(1,), ends=(6,), steps=(2,)),
-        node("Relu", "c", "y"),
-        w=(6, 6, 1, 1),
-    ),
-    "an average that counts fewer elements at the border": network(
-        (1, 3, 5, 5),
-        "y",
-        RELU,
-        node("AveragePool", "a", "y", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
-    ),
-    "an average of one window that is partly padding": network(
-        (1, 3, 2, 2), "y", RELU, node("AveragePool", "a", "y", kernel_shape=(3, 3), pads=(1, 1, 0, 0))
-    ),
-    "a window that lies in the padding": network(
-        (1, 3, 1, 4), "y", node("Conv", "x w", "y", strides=(3, 1), pads=(1, 0, 0, 0)), w=(4, 3, 1, 2)
-    ),
-    "an average that counts its padding": network(
-        (1, 3, 5, 5),
-        "y",
-        RELU,
-        node("AveragePool", "a", "y", kernel_shape=(3, 3), pads=(1, 1, 1, 1), count_include_pad=1),
-    ),
-}
+    "channels of two images": network((2, 3, 4, 4), "y", RELU, CONV, node("Concat", "a b", "y", axis=1),
+        w=(3, 3, 3, 3)),
+    "every other channel": network((1, 6, 4, 4), "y", RELU, node("Conv", "a w", "b"),
+        node("Slice", "b", "c", axes=(1,), starts=(1,), ends=(6,), steps=(2,)), node("Relu", "c", "y"),
+        w=(6, 6, 1, 1)),
+    "an average that counts fewer elements at the border": network((1, 3, 5, 5), "y", RELU,
+        node("AveragePool", "a", "y", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))),
+    "an average of one window that is partly padding": network((1, 3, 2, 2), "y", RELU,
+        node("AveragePool", "a", "y", kernel_shape=(3, 3), pads=(1, 1, 0, 0))),
+    "a window that lies in the padding": network((1, 3, 1, 4), "y",
+        node("Conv", "x w", "y", strides=(3, 1), pads=(1, 0, 0, 0)), w=(4, 3, 1, 2)),
+    "an average that counts its padding": network((1, 3, 5, 5), "y", RELU,
+        node("AveragePool", "a", "y", kernel_shape=(3, 3), pads=(1, 1, 1, 1), count_include_pad=1)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MOVED)

@@ -45,15 +45,10 @@ def test_parts_within_the_extents_mean_the_same(case: str) -> None:
     assert all(found.shape(name)[1] <= 4 and max(found.shape(name)[2:]) <= 8 for name in maps)
 
 
-@pytest.mark.parametrize(
-    ("op", "inputs", "attrs"),
-    [
-        ("Conv", "x long", {}),
-        ("Conv", "x wide", {"pads": (3, 0, 0, 0)}),
-        ("MaxPool", "x", POOL | {"ceil_mode": 1}),
-        ("Conv", "x pairs", {"group": 3}),
-    ],
-)
+@pytest.mark.parametrize(("op", "inputs", "attrs"), [
+    ("Conv", "x long", {}), ("Conv", "x wide", {"pads": (3, 0, 0, 0)}), ("MaxPool", "x", POOL | {"ceil_mode": 1}),
+    ("Conv", "x pairs", {"group": 3}),
+])  # fmt: skip
 def test_other_layers_stay(op: str, inputs: str, attrs: dict[str, Any]) -> None:
     """Windows longer than a part, in the padding alone, or at a ragged end; groups of several channels."""
     extents = {"long": (4, 6, 9, 1), "wide": (4, 6, 3, 3), "pairs": (6, 2, 1, 1)}

@@ -55,18 +55,13 @@ MEETING: dict[str, tuple[tuple[Node, ...], dict[str, object]]] = {
     "joined": ((node("Concat", "x x", "y", axis=0),), {}),
     "compared": ((node("Softmax", "x", "y", axis=0),), {}),
     "counted anew": ((node("Reshape", "x", "y", shape=(2, 6, 3)),), {}),
-    "padded": (
-        (
-            node("Pad", "x", "p", pads=(0, 0, 0, 1, 0, 0)),
-            node("Slice", "p", "y", axes=(0,), starts=(1,), ends=(5,), steps=(1,)),
-        ),
-        {},
-    ),
+    "padded": ((node("Pad", "x", "p", pads=(0, 0, 0, 1, 0, 0)), node("Slice", "p", "y", axes=(0,), starts=(1,),
+        ends=(5,), steps=(1,))), {}),
     "larger": ((node("Resize", "x", "y", sizes=(4, 6, 3), scales=(1.2, 2.0, 1.0)),), {}),
     "the largest": ((node("ReduceMax", "x", "m", axes=(0, 1), keepdims=1), node("Add", "x m", "y")), {}),
     "a constant of its own": ((node("Add", "x c", "y"),), {"c": (4, 3, 3)}),
     "one for all": ((node("ReduceMean", "x", "m", axes=(0,), keepdims=1), node("Add", "x m", "y")), {}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MEETING)

@@ -242,21 +242,13 @@ GIVEN: dict[str, tuple[tuple[Node, ...], str]] = {
     "steps from 0 on": ((CONV, _rounded("a", "y", 0, "uint8")), "ok"),
     "steps as far each way": ((CONV, _rounded("a", "y", 0)), "ok"),
     "a zero point that no integer of the chip is": ((CONV, _rounded("a", "y", -127)), "ok"),
-    "a zero point of which nothing is lost": (
-        (node("Conv", "x w", "r", activation="Relu"), _rounded("r", "y", -128)),
-        "ok",
-    ),
+    "a zero point of which nothing is lost": ((node("Conv", "x w", "r", activation="Relu"),
+        _rounded("r", "y", -128)), "ok"),
     "a limit at 0 before steps below it": ((node("Relu", "x", "r"), _rounded("r", "y", -5)), "ok"),
     "integers from -128 on that are an output": ((CONV, node("QuantizeLinear", "a s low", "y")), "ok"),
-    "scales of the channels of an activation": (
-        (
-            CONV,
-            node("QuantizeLinear", "a three zeros", "q", axis=1),
-            node("DequantizeLinear", "q three zeros", "y", axis=1),
-        ),
-        HOSTED,
-    ),
-}
+    "scales of the channels of an activation": ((CONV, node("QuantizeLinear", "a three zeros", "q", axis=1),
+        node("DequantizeLinear", "q three zeros", "y", axis=1)), HOSTED),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("given", GIVEN)

@@ -45,16 +45,14 @@ WIDE = (1, 150, 5, 6)
 CASES = {
     "Conv 3x3 with bias": Case("Conv", [IMAGE], [_normal(10, 6, 3, 3), _normal(10)], {"pads": [1, 1, 1, 1]}),
     "Conv of 150 to 200 channels": Case("Conv", [WIDE], [_normal(200, 150, 1, 1), _normal(200)]),
-    "Conv with strides and dilations": Case(
-        "Conv", [IMAGE], [_normal(70, 6, 3, 2)], {"strides": [2, 1], "dilations": [1, 2], "pads": [2, 1, 0, 2]}
-    ),
+    "Conv with strides and dilations": Case("Conv", [IMAGE], [_normal(70, 6, 3, 2)],
+        {"strides": [2, 1], "dilations": [1, 2], "pads": [2, 1, 0, 2]}),
     "Conv of a batch": Case("Conv", [(3, 6, 9, 11)], [_normal(70, 6, 3, 3), _normal(70)]),
     "Conv with groups": Case("Conv", [(1, 12, 7, 7)], [_normal(18, 4, 3, 3), _normal(18)], {"group": 3}),
     "Conv with groups of a batch": Case("Conv", [(2, 12, 7, 7)], [_normal(18, 4, 3, 3)], {"group": 3}),
     "Conv depthwise": Case("Conv", [WIDE], [_normal(150, 1, 3, 3), _normal(150)], {"group": 150}),
-    "ConvTranspose": Case(
-        "ConvTranspose", [IMAGE], [_normal(6, 5, 3, 3), _normal(5)], {"strides": [2, 2], "pads": [1, 1, 1, 1]}
-    ),
+    "ConvTranspose": Case("ConvTranspose", [IMAGE], [_normal(6, 5, 3, 3), _normal(5)],
+        {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "Gemm": Case("Gemm", [(1, 300)], [_normal(300, 77), _normal(77)]),
     "Gemm of several rows": Case("Gemm", [(5, 30)], [_normal(130, 30)], {"transB": 1, "alpha": 0.5}),
     "Gemm of many columns": Case("Gemm", [(1, 5000)], [_normal(5000, 100), _normal(100)]),
@@ -63,14 +61,12 @@ CASES = {
     "MaxPool": Case("MaxPool", [IMAGE], attrs={"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "MaxPool, ceil": Case("MaxPool", [IMAGE], attrs={"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}),
     "AveragePool": Case("AveragePool", [IMAGE], attrs={"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
-    "AveragePool with padding": Case(
-        "AveragePool", [WIDE], attrs={"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1}
-    ),
+    "AveragePool with padding": Case("AveragePool", [WIDE], attrs={"kernel_shape": [3, 2], "pads": [1, 0, 1, 1],
+        "count_include_pad": 1}),
     "GlobalMaxPool": Case("GlobalMaxPool", [WIDE]),
     "GlobalAveragePool": Case("GlobalAveragePool", [WIDE]),
-    "BatchNormalization": Case(
-        "BatchNormalization", [WIDE], [_normal(150), _normal(150), _normal(150), np.abs(_normal(150)) + 0.5]
-    ),
+    "BatchNormalization": Case("BatchNormalization", [WIDE], [_normal(150), _normal(150), _normal(150),
+        np.abs(_normal(150)) + 0.5]),
     "LRN": Case("LRN", [WIDE], attrs={"size": 5, "alpha": 0.5, "beta": 0.75, "bias": 2.0}),
     "Softmax": Case("Softmax", [(1, 130)], attrs={"axis": -1}),
     "Softmax of channels": Case("Softmax", [IMAGE], attrs={"axis": 1}),
@@ -117,18 +113,14 @@ CASES = {
     "Split": Case("Split", [(1, 70, 4, 4)], [np.array([20, 50])], {"axis": 1}, outputs=2),
     "Slice": Case("Slice", [IMAGE], [np.array([1, 2]), np.array([9, 10]), np.array([2, 3]), np.array([2, 3])]),
     "Pad": Case("Pad", [IMAGE], [np.array([0, 0, 1, 2, 0, 0, 3, 0]), np.array(0.5, np.float32)]),
-    "Resize": Case(
-        "Resize",
-        [IMAGE],
-        [np.array([], np.float32), np.array([1, 1, 2, 3], np.float32)],
-        {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
-    ),
+    "Resize": Case("Resize", [IMAGE], [np.array([], np.float32), np.array([1, 1, 2, 3], np.float32)],
+        {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
     "Reshape": Case("Reshape", [(2, 6, 4, 5)], [np.array([3, 80])]),
     "Expand": Case("Expand", [(1, 6, 1, 5)], [np.array([1, 6, 3, 5])]),
     "Transpose": Case("Transpose", [IMAGE], attrs={"perm": [0, 2, 3, 1]}),
     "DepthToSpace": Case("DepthToSpace", [(1, 8, 3, 4)], attrs={"blocksize": 2}),
     "SpaceToDepth": Case("SpaceToDepth", [(1, 2, 6, 8)], attrs={"blocksize": 2}),
-}
+}  # fmt: skip
 
 
 def _model(case: Case) -> onnx.ModelProto:

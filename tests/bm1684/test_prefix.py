@@ -67,17 +67,10 @@ def test_one_network_under_two_names_links_into_one_firmware(whole: Path, tmp_pa
     assert _symbols(sources, tmp_path) == [["left_kernel"], ["right_kernel"]]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "name"),
-    [
-        ("LeNet-5", "LeNet_5"),
-        ("int", "int"),
-        ("7 nets", "n7_nets"),
-        ("layer_0", "layer_0"),
-        ("../a*/ #error\n\\", "a_error"),
-        ("x" * 200, "x" * 40),
-    ],
-)
+@pytest.mark.parametrize(("prefix", "name"), [
+    ("LeNet-5", "LeNet_5"), ("int", "int"), ("7 nets", "n7_nets"), ("layer_0", "layer_0"),
+    ("../a*/ #error\n\\", "a_error"), ("x" * 200, "x" * 40),
+])  # fmt: skip
 def test_any_name_becomes_one_of_c(prefix: str, name: str, whole: Path, tmp_path: Path) -> None:
     sources = _exported(whole, tmp_path / "out", "--prefix", prefix)
     assert [each.name for each in sources] == [f"{name}_ok_device_kernel.c"]

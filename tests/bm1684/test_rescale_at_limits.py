@@ -20,25 +20,16 @@ JOINED = node("Concat", "c z", "y", axis=1)
 NARROW = node("Clip", "z", "d", min=0.0, max=0.125)
 
 
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        (CLIP, node("Add", "x c", "y")),
-        (CLIP, node("Concat", "x c", "y", axis=1)),
-        (TWICE, CLIP, JOINED),
-        (TWICE, CLIP, node("Concat", "c z", "j", axis=2), node("MaxPool", "j", "y", kernel_shape=(2, 2))),
-        (TWICE, CLIP, NARROW, node("Concat", "c d", "j", axis=1), node("Concat", "j z z", "y", axis=1)),
-        (
-            TWICE,
-            node("Reshape", "x", "s", shape=(1, 2, 8, 4)),
-            CLIP_S,
-            RESHAPED,
-            node("Concat", "r z", "y", axis=1),
-        ),
-        (TWICE, CLIP, node("Conv", "c w", "v"), node("Concat", "v z c", "y", axis=1)),
-        (node("Conv", "x w", "v"), node("Clip", "v", "c", min=0.0, max=0.25), TWICE, JOINED),
-    ],
-)
+@pytest.mark.parametrize("nodes", [
+    (CLIP, node("Add", "x c", "y")),
+    (CLIP, node("Concat", "x c", "y", axis=1)),
+    (TWICE, CLIP, JOINED),
+    (TWICE, CLIP, node("Concat", "c z", "j", axis=2), node("MaxPool", "j", "y", kernel_shape=(2, 2))),
+    (TWICE, CLIP, NARROW, node("Concat", "c d", "j", axis=1), node("Concat", "j z z", "y", axis=1)),
+    (TWICE, node("Reshape", "x", "s", shape=(1, 2, 8, 4)), CLIP_S, RESHAPED, node("Concat", "r z", "y", axis=1)),
+    (TWICE, CLIP, node("Conv", "c w", "v"), node("Concat", "v z c", "y", axis=1)),
+    (node("Conv", "x w", "v"), node("Clip", "v", "c", min=0.0, max=0.25), TWICE, JOINED),
+])  # fmt: skip
 def test_what_stands_beside_a_limit_reaches_beyond_it(nodes: tuple[Node, ...], tmp_path: Path) -> None:
     need_compiler()
     weights = {"w": np.eye(4, dtype=np.float32)[..., None, None] * 4}

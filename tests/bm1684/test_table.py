@@ -361,17 +361,10 @@ def test_a_kernel_without_calls_compiles_without_a_warning(tmp_path: Path) -> No
     subprocess.run([simulator.compiler(), *flags, str(tmp_path / "kernel.c")], check=True)
 
 
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [
-        ("ResNet-50 (v2).onnx", "npuc_resnet_50_v2"),
-        ("int.onnx", "npuc_int"),
-        ("7.onnx", "npuc_7"),
-        ("é.onnx", "npuc_network"),
-        ("a/../b;c.onnx", "npuc_b_c"),
-        (f"{'x' * 300}.onnx", f"npuc_{'x' * 35}"),
-    ],
-)
+@pytest.mark.parametrize(("file", "name"), [
+    ("ResNet-50 (v2).onnx", "npuc_resnet_50_v2"), ("int.onnx", "npuc_int"), ("7.onnx", "npuc_7"),
+    ("é.onnx", "npuc_network"), ("a/../b;c.onnx", "npuc_b_c"), (f"{'x' * 300}.onnx", f"npuc_{'x' * 35}"),
+])  # fmt: skip
 def test_functions_and_files_are_called_as_the_model(file: str, name: str, small: Program) -> None:
     named = replace(small, manifest={**small.manifest, "model": {"name": file}})
     files = BM1684.export(named, "okkernel")

@@ -72,17 +72,10 @@ def test_a_repeated_view_broadcasts_as_numpy_does() -> None:
     np.testing.assert_array_equal(_read(view, X), np.broadcast_to(X[:6].reshape(6, 1, 1), SHAPE))
 
 
-@pytest.mark.parametrize(
-    ("shape", "width", "expected"),
-    [
-        ((), 1, (1, 1, 1, 1)),
-        ((10,), 4, (1, 3, 1, 4)),
-        ((3, 10), 5, (3, 2, 1, 5)),
-        ((1, 8, 7), 1, (1, 8, 1, 7)),
-        ((1, 8, 7, 6), 1, (1, 8, 7, 6)),
-        ((1, 8, 2, 3, 4), 1, (1, 8, 6, 4)),
-    ],
-)
+@pytest.mark.parametrize(("shape", "width", "expected"), [
+    ((), 1, (1, 1, 1, 1)), ((10,), 4, (1, 3, 1, 4)), ((3, 10), 5, (3, 2, 1, 5)), ((1, 8, 7), 1, (1, 8, 1, 7)),
+    ((1, 8, 7, 6), 1, (1, 8, 7, 6)), ((1, 8, 2, 3, 4), 1, (1, 8, 6, 4)),
+])  # fmt: skip
 def test_every_rank_has_four_dimensions_in_local_memory(
     shape: tuple[int, ...], width: int, expected: tuple[int, ...]
 ) -> None:

@@ -48,26 +48,16 @@ VALUE = """g (float[1,3,8,8] x) => (float[1,1] y) {
 }"""
 RANDOM = np.random.default_rng(3)
 CONSTANTS: dict[str, dict[str, Any]] = {
-    PAIR: {
-        "bw": RANDOM.normal(0, 0.05, (4, 3, 4, 4)),
-        "bb": np.array([2.0, 3, 11, 12]),
-        "sw": RANDOM.normal(0, 0.4, (2, 3, 4, 4)),
-        "sb": np.array([-1.5, -2]),
-        "four": np.array([1, 16, 4]),
-        "two": np.array([1, 16, 2]),
-    },
-    CELLS: {
-        **{
-            name: RANDOM.normal(0, 1 / size, (6, 3, size, size)) * 0.3
-            for name, size in (("aw", 8), ("bw", 16), ("cw", 32))
-        },
-        "ab": np.array([16.0, 15, 12, 9, -0.5, 0.5]),
-        "shape": np.array([1, 6, -1]),
-    },
+    PAIR: {"bw": RANDOM.normal(0, 0.05, (4, 3, 4, 4)), "bb": np.array([2.0, 3, 11, 12]),
+        "sw": RANDOM.normal(0, 0.4, (2, 3, 4, 4)), "sb": np.array([-1.5, -2]), "four": np.array([1, 16, 4]),
+        "two": np.array([1, 16, 2])},
+    CELLS: {**{name: RANDOM.normal(0, 1 / size, (6, 3, size, size)) * 0.3 for name,
+        size in (("aw", 8), ("bw", 16), ("cw", 32))}, "ab": np.array([16.0, 15, 12, 9, -0.5, 0.5]),
+        "shape": np.array([1, 6, -1])},
     STEPS: {"aw": RANDOM.normal(0, 1, (5, 1, 8, 1)), "ab": RANDOM.normal(1, 1, 5), "shape": np.array([1, 20, 5])},
     MAP: {"w": RANDOM.normal(0.2, 1, (2, 3, 1, 1))},
     VALUE: {"w": RANDOM.normal(0.02, 0.1, (1, 3, 8, 8))},
-}
+}  # fmt: skip
 
 
 class Made:

@@ -20,25 +20,12 @@ LOGICAL_KINDS = [
 ]  # fmt: skip
 LOCATION = {
     "type": "object",
-    "properties": {
-        "physicalLocation": {
-            "type": "object",
-            "required": ["artifactLocation"],
-            "properties": {
-                "artifactLocation": {"properties": {"uri": {"type": "string", "format": "uri-reference"}}}
-            },
-        },
-        "logicalLocations": {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "type": "object",
-                "properties": {"name": {"type": "string"}, "kind": {"enum": LOGICAL_KINDS}},
-            },
-        },
-    },
+    "properties": {"physicalLocation": {"type": "object", "required": ["artifactLocation"],
+        "properties": {"artifactLocation": {"properties": {"uri": {"type": "string",
+        "format": "uri-reference"}}}}}, "logicalLocations": {"type": "array", "minItems": 1,
+        "items": {"type": "object", "properties": {"name": {"type": "string"}, "kind": {"enum": LOGICAL_KINDS}}}}},
     "additionalProperties": False,
-}
+}  # fmt: skip
 RESULT = {
     "type": "object",
     "required": ["message", "ruleId", "ruleIndex"],

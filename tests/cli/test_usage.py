@@ -38,22 +38,12 @@ def test_an_unknown_machine_comes_with_the_one_that_was_meant(digits: Digits, tm
     assert "Did you mean 'default'?" in message and "default, author, document, large" in message
 
 
-@pytest.mark.parametrize(
-    ("arguments", "missing"),
-    [
-        (("compile",), "MODEL"),
-        (("compile", "x.onnx"), "--target"),
-        (("run", "x.npu"), "--data"),
-        (("verify", "x.onnx"), "ARTEFACT"),
-        (("dump",), "PATH"),
-        (("assemble", "x"), "--output"),
-        (("export", "x.npu", "-o", "y"), "--format"),
-        (("operators",), "--target"),
-        (("check",), "MODEL"),
-        (("compile", "x.onnx", "--target"), "--target"),
-        (("targets", "surplus"), "surplus"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "missing"), [
+    (("compile",), "MODEL"), (("compile", "x.onnx"), "--target"), (("run", "x.npu"), "--data"),
+    (("verify", "x.onnx"), "ARTEFACT"), (("dump",), "PATH"), (("assemble", "x"), "--output"),
+    (("export", "x.npu", "-o", "y"), "--format"), (("operators",), "--target"), (("check",), "MODEL"),
+    (("compile", "x.onnx", "--target"), "--target"), (("targets", "surplus"), "surplus"),
+])  # fmt: skip
 def test_what_is_missing_is_named_also_as_json(arguments: tuple[str, ...], missing: str) -> None:
     assert missing in npuc(*arguments).usage()
     outcome = npuc(arguments[0], "--json", *arguments[1:])
@@ -134,21 +124,13 @@ def test_a_closed_standard_output_is_no_defect(arguments: str, digits: Digits) -
     assert (outcome.returncode, outcome.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "instead"),
-    [
-        (("compile", "--max-partitions", "2"), "--deny"),
-        (("compile", "--scales", "free"), "machine files"),
-        (("check", "--weights", "direct"), "npuc.compile"),
-        (("sweep", "--objective", "traffic"), "npuc.compile"),
-        (("run", "--time-limit", "1"), "NPUC_TIME_LIMIT"),
-        (("verify", "--custom-ops", "a.so"), "NPUC_CUSTOM_OPS"),
-        (("report", "--okk-libs", "a"), "NPUC_OKK_LIBS"),
-        (("verify", "--sort"), "--bisect"),
-        (("dump", "--grep", "a"), "| grep"),
-        (("accuracy", "--qdq", "q.onnx"), "integer network"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "instead"), [
+    (("compile", "--max-partitions", "2"), "--deny"), (("compile", "--scales", "free"), "machine files"),
+    (("check", "--weights", "direct"), "npuc.compile"), (("sweep", "--objective", "traffic"), "npuc.compile"),
+    (("run", "--time-limit", "1"), "NPUC_TIME_LIMIT"), (("verify", "--custom-ops", "a.so"), "NPUC_CUSTOM_OPS"),
+    (("report", "--okk-libs", "a"), "NPUC_OKK_LIBS"), (("verify", "--sort"), "--bisect"),
+    (("dump", "--grep", "a"), "| grep"), (("accuracy", "--qdq", "q.onnx"), "integer network"),
+])  # fmt: skip
 def test_a_removed_option_is_refused_with_what_to_use_instead(arguments: tuple[str, ...], instead: str) -> None:
     message = " ".join(npuc(*arguments).usage().split())
     assert f"{arguments[1]} was removed; " in message and instead in message

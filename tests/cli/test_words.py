@@ -156,18 +156,10 @@ def test_a_program_with_an_edited_word_is_sealed_anew_and_found_to_differ(digits
     assert outcome.json["layers"][0]["bit_exact"] is False
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("hello world", "hello"),
-        ("conv Cq=1", "Cq"),
-        ("conv Co=9999", "Co = 9999"),
-        ("conv Co", "line 1"),
-        ("\0", "line 1"),
-        ("3: conv Cq=1", "Cq"),
-        ("Ph=1", "Ph=1"),
-    ],
-)
+@pytest.mark.parametrize(("line", "reason"), [
+    ("hello world", "hello"), ("conv Cq=1", "Cq"), ("conv Co=9999", "Co = 9999"), ("conv Co", "line 1"),
+    ("\0", "line 1"), ("3: conv Cq=1", "Cq"), ("Ph=1", "Ph=1"),
+])  # fmt: skip
 def test_a_bad_line_is_refused_by_number(digits: Digits, tmp_path: Path, line: str, reason: str) -> None:
     (tmp_path / "listing").write_text(f"{line}\n")
     outcome = npuc("assemble", tmp_path / "listing", "-o", tmp_path / "o", "--images", digits.program)

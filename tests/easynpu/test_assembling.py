@@ -116,15 +116,10 @@ def test_an_illegal_word_is_refused_with_its_line(
     assert limit is None or limit in (problem.limit or "")
 
 
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
-        (["halt reserved=1"], "reserved is 1"),
-        (["ctl flags=1"], "flags is 1"),
-        (["word 0x3f"], "not an instruction"),
-        (["relu"] * 260, "260 words"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "reason"), [
+    (["halt reserved=1"], "reserved is 1"), (["ctl flags=1"], "flags is 1"), (["word 0x3f"], "not an instruction"),
+    (["relu"] * 260, "260 words"),
+])  # fmt: skip
 def test_words_that_no_machine_defines_are_refused(lines: list[str], reason: str) -> None:
     with pytest.raises(ArtefactError, match=reason) as error:
         written(digits(), lines)

@@ -29,15 +29,10 @@ def report(shared: Path, name: str, **options: Any) -> dict[str, Any]:
     return dict(compiled.manifest["report"])
 
 
-@pytest.mark.parametrize(
-    ("name", "isa", "least"),
-    [
-        (RESNET8, "extended", 0.99),
-        (DS_CNN, "extended", 0.985),
-        (DS_CNN, "documented", 0.975),
-        (MOBILENET, "extended", 0.82),
-    ],
-)
+@pytest.mark.parametrize(("name", "isa", "least"), [
+    (RESNET8, "extended", 0.99), (DS_CNN, "extended", 0.985), (DS_CNN, "documented", 0.975),
+    (MOBILENET, "extended", 0.82),
+])  # fmt: skip
 def test_the_large_machine_is_busy(name: str, isa: str, least: float, shared: Path) -> None:
     """MobileNet's first layers have 8 of 16 outputs; channels of its last ones, which nothing reads, are gone."""
     assert report(shared, name, machine="large", isa=isa)["utilization"] >= least

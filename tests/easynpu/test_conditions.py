@@ -15,46 +15,23 @@ from tests.graphs.compiling import HOSTED, Case, check_compile, compiled_program
 from tests.passes.networks import network, node
 
 CHAINS = {
-    "two operands behind each other": network(
-        (1, 16, 6, 6),
-        "y",
-        node("Conv", "x w", "a", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
-        node("Add", "a x", "b"),
-        node("BatchNormalization", "b scale bias mean var", "c"),
-        node("MaxPool", "x", "d", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
-        node("Add", "c d", "y"),
-        w=np.random.default_rng(1).standard_normal((16, 16, 3, 3)).astype(np.float32) / 12,
-        scale=(16,), bias=(16,), mean=(16,), var=(16,),
-    ),
-    "a result that is read twice": network(
-        (1, 16, 6, 6),
-        "y",
-        node("Conv", "x w", "a", kernel_shape=(1, 1)),
-        node("LeakyRelu", "a", "b", alpha=0.3),
-        node("MaxPool", "a", "c", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
-        node("Concat", "b c", "y", axis=1),
-        w=np.random.default_rng(2).standard_normal((16, 16, 1, 1)).astype(np.float32) / 4,
-    ),
-    "slices of a batch, of five axes": network(
-        (3, 3, 1, 1, 1),
-        "y",
-        node("Add", "x c", "a"),
+    "two operands behind each other": network((1, 16, 6, 6), "y", node("Conv", "x w", "a", kernel_shape=(3, 3),
+        pads=(1, 1, 1, 1)), node("Add", "a x", "b"), node("BatchNormalization", "b scale bias mean var", "c"),
+        node("MaxPool", "x", "d", kernel_shape=(3, 3), pads=(1, 1, 1, 1)), node("Add", "c d", "y"),
+        w=np.random.default_rng(1).standard_normal((16, 16, 3, 3)).astype(np.float32) / 12, scale=(16,),
+        bias=(16,), mean=(16,), var=(16,)),
+    "a result that is read twice": network((1, 16, 6, 6), "y", node("Conv", "x w", "a", kernel_shape=(1, 1)),
+        node("LeakyRelu", "a", "b", alpha=0.3), node("MaxPool", "a", "c", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+        node("Concat", "b c", "y", axis=1), w=np.random.default_rng(2).standard_normal((16, 16, 1,
+        1)).astype(np.float32) / 4),
+    "slices of a batch, of five axes": network((3, 3, 1, 1, 1), "y", node("Add", "x c", "a"),
         node("Conv", "a w", "y", group=3, kernel_shape=(1, 3, 3), pads=(0, 1, 1, 0, 1, 1), strides=(2, 1, 3)),
-        w=np.random.default_rng(4).standard_normal((6, 1, 1, 3, 3)).astype(np.float32), c=(3, 3, 1, 1, 1),
-    ),
-    "a result that is an output": network(
-        (1, 16, 6, 6),
-        "a y",
-        node("Conv", "x w", "a", kernel_shape=(1, 1)),
-        node("LeakyRelu", "a", "y", alpha=0.3),
-        w=np.random.default_rng(3).standard_normal((16, 16, 1, 1)).astype(np.float32) / 4,
-    ),
-    "an average": network(
-        (1, 16, 6, 6),
-        "y",
-        node("AveragePool", "x", "a", kernel_shape=(2, 2), strides=(2, 2)),
-        node("LeakyRelu", "a", "y", alpha=0.3),
-    ),
+        w=np.random.default_rng(4).standard_normal((6, 1, 1, 3, 3)).astype(np.float32), c=(3, 3, 1, 1, 1)),
+    "a result that is an output": network((1, 16, 6, 6), "a y", node("Conv", "x w", "a", kernel_shape=(1, 1)),
+        node("LeakyRelu", "a", "y", alpha=0.3), w=np.random.default_rng(3).standard_normal((16, 16, 1,
+        1)).astype(np.float32) / 4),
+    "an average": network((1, 16, 6, 6), "y", node("AveragePool", "x", "a", kernel_shape=(2, 2), strides=(2, 2)),
+        node("LeakyRelu", "a", "y", alpha=0.3)),
 }  # fmt: skip
 
 

@@ -197,15 +197,10 @@ def _elements(move: dict[str, Any]) -> Any:
                 yield (first + c, top + y, left + x), at, c % 16
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("digits", {"isa": "documented"}),
-        ("lenet", {"machine": "large", "isa": "documented"}),
-        ("residual_awkward", {}),
-        ("lenet", {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), [
+    ("digits", {"isa": "documented"}), ("lenet", {"machine": "large", "isa": "documented"}),
+    ("residual_awkward", {}), ("lenet", {}),
+])  # fmt: skip
 def test_the_loop_nest_gives_the_simulators_outputs_from_the_same_directory(
     name: str, options: dict[str, Any], models: Path, tmp_path: Path
 ) -> None:
@@ -281,15 +276,10 @@ def test_resnet8_keeps_the_array_busy(shared: Path, folder: Path) -> None:
     assert compiled["utilization"] + padding >= 0.983
 
 
-@pytest.mark.parametrize(
-    ("name", "machine"),
-    [
-        ("tiny_resnet8_fp32", "large"),
-        ("mtcnn_pnet", "large"),
-        ("ppocr_cls", "default"),
-        ("tiny_vww_mbv1_fp32", "default"),
-    ],
-)
+@pytest.mark.parametrize(("name", "machine"), [
+    ("tiny_resnet8_fp32", "large"), ("mtcnn_pnet", "large"), ("ppocr_cls", "default"),
+    ("tiny_vww_mbv1_fp32", "default"),
+])  # fmt: skip
 def test_documented_words_compute_networks_that_exceed_them(
     name: str, machine: str, shared: Path, tmp_path: Path
 ) -> None:

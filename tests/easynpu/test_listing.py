@@ -59,34 +59,19 @@ def test_fields_at_their_default_are_left_out() -> None:
     assert disassemble(Layer(opcode=0x24, Hk=3)) == "conv_relu.fused Hk=3"
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("convolve Hk=3", "unknown instruction 'convolve'"),
-        ("conv.relu", "unknown instruction 'conv.relu'"),
-        ("conv.", "unknown instruction 'conv.'"),
-        ("halt.fused", "unknown instruction 'halt.fused'"),
-        ("src.stored", "unknown instruction 'src.stored'"),
-        ("conv Hx=3", "no field 'Hx'"),
-        ("conv opcode=3", "no field 'opcode'"),
-        ("conv Hk", "'' is not a number"),
-        ("conv Hk=", "'' is not a number"),
-        ("conv Hk=three", "'three' is not a number"),
-        ("conv Hk=3 Hk=5", "'Hk' is set twice"),
-        ("conv Hk=0", "Hk = 0 does not fit"),
-        ("conv Hk=257", "Hk = 257 does not fit"),
-        ("conv y=65", "y = 65 does not fit"),
-        ("conv Sh=-1", "Sh = -1 does not fit"),
-        ("ctl keep_psum=2", "keep_psum = 2 does not fit"),
-        ("src base=0x1000000", "base = 16777216 does not fit"),
-        ("word", "takes one number"),
-        ("word 1 2", "takes one number"),
-        ("word x", "'x' is not a number"),
-        ("word -1", "does not fit"),
-        (f"word 0x1{'0' * 32}", "does not fit"),
-        (f"conv Hk={'9' * 5000}", "is not a number"),
-    ],
-)
+@pytest.mark.parametrize(("line", "reason"), [
+    ("convolve Hk=3", "unknown instruction 'convolve'"), ("conv.relu", "unknown instruction 'conv.relu'"),
+    ("conv.", "unknown instruction 'conv.'"), ("halt.fused", "unknown instruction 'halt.fused'"),
+    ("src.stored", "unknown instruction 'src.stored'"), ("conv Hx=3", "no field 'Hx'"),
+    ("conv opcode=3", "no field 'opcode'"), ("conv Hk", "'' is not a number"), ("conv Hk=", "'' is not a number"),
+    ("conv Hk=three", "'three' is not a number"), ("conv Hk=3 Hk=5", "'Hk' is set twice"),
+    ("conv Hk=0", "Hk = 0 does not fit"), ("conv Hk=257", "Hk = 257 does not fit"),
+    ("conv y=65", "y = 65 does not fit"), ("conv Sh=-1", "Sh = -1 does not fit"),
+    ("ctl keep_psum=2", "keep_psum = 2 does not fit"), ("src base=0x1000000", "base = 16777216 does not fit"),
+    ("word", "takes one number"), ("word 1 2", "takes one number"), ("word x", "'x' is not a number"),
+    ("word -1", "does not fit"), (f"word 0x1{'0' * 32}", "does not fit"),
+    (f"conv Hk={'9' * 5000}", "is not a number"),
+])  # fmt: skip
 def test_a_bad_line_is_refused_with_its_number(line: str, reason: str) -> None:
     with pytest.raises(ArtefactError) as caught:
         assemble(line, 41)

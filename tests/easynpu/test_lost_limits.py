@@ -35,18 +35,11 @@ CHAINS: Mapping[str, tuple[Node, ...]] = {
     "unsigned, then signed": (_rounded("x", "a", 0.1, 0, "uint8"), _rounded("a", "b", 0.1), POOL),
     "an odd zero point": (_rounded("x", "b", 0.1, -100), POOL),
     "all values below zero": (_rounded("x", "b", 0.02, 127), POOL),
-    "two roundings of one tensor": (
-        _rounded("x", "a", 0.1, 20),
-        _rounded("x", "b", 0.02, -128),
-        node("Add", "a b", "y"),
-    ),
-    "a ReLU6 that the rounding is": (
-        node("Conv", "x w", "a", kernel_shape=(1, 1)),
-        _rounded("a", "b", 6 / 255, 0, "uint8"),
-        _rounded("x", "c", 0.25),
-        node("Add", "b c", "y"),
-    ),
-}
+    "two roundings of one tensor": (_rounded("x", "a", 0.1, 20), _rounded("x", "b", 0.02, -128),
+        node("Add", "a b", "y")),
+    "a ReLU6 that the rounding is": (node("Conv", "x w", "a", kernel_shape=(1, 1)),
+        _rounded("a", "b", 6 / 255, 0, "uint8"), _rounded("x", "c", 0.25), node("Add", "b c", "y")),
+}  # fmt: skip
 
 
 BRANCHING = "two roundings of one tensor"
@@ -86,17 +79,11 @@ def test_where_saturation_limits_within_a_step_no_table_is_needed(scale: float, 
     assert _tables(network((1, 4, 3, 3), "y", _rounded("x", "y", 0.1)), scale) == tables
 
 
-@pytest.mark.parametrize(
-    ("before", "tables"),
-    [
-        (node("Relu", "x", "a"), 0),
-        (node("Clip", "x", "a", min=0.0, max=6.0), 0),
-        (node("Clip", "x", "a", min=-6.0, max=6.0), 1),
-        (node("Neg", "x", "a"), 1),
-        (_rounded("x", "a", 0.2, -128), 0),
-        (_rounded("x", "a", 0.2, -126), 1),
-    ],
-)
+@pytest.mark.parametrize(("before", "tables"), [
+    (node("Relu", "x", "a"), 0), (node("Clip", "x", "a", min=0.0, max=6.0), 0),
+    (node("Clip", "x", "a", min=-6.0, max=6.0), 1), (node("Neg", "x", "a"), 1), (_rounded("x", "a", 0.2, -128), 0),
+    (_rounded("x", "a", 0.2, -126), 1),
+])  # fmt: skip
 def test_where_nothing_lies_beyond_the_limits_no_table_is_needed(before: Node, tables: int) -> None:
     graph = network(
         (1, 4, 3, 3), "y", before, node("Reshape", "a", "b", shape=(1, 2, 6, 3)), _rounded("b", "y", 0.1, -128)

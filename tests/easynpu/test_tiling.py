@@ -330,22 +330,14 @@ def test_a_memory_serves_one_access_a_cycle(
     assert port_use(reads, writes, source) == expected
 
 
-@pytest.mark.parametrize(
-    ("layer", "machine", "reason", "parameter"),
-    [
-        (square(CONV, 32, 9, 1, 4, 16, 16), DEFAULT, "9 x 9 = 81 entries", "ifmap_pad_entries = 64"),
-        (square(CONV, 32, 3, 1, 4, 16, 16, 4), DEFAULT, "9 x 9 = 81 entries", "ifmap_pad_entries = 64"),
-        (square(MAXPOOL, 14, 14, 1, 0, 16, 16), DEFAULT, "14 x 14 = 196 entries", "ifmap_pad_entries = 64"),
-        (square(CONV, 80, 80, 1, 0, 1, 1), Machine(ifmap_pad_entries=10000), "80 x 80", "64 rows and columns"),
-        (square(CONV, 4, 3, 1, 1, 16, 200), Machine(psum_entries=12), "13 output channels", "psum_entries = 12"),
-        (
-            square(CONV, 4, 3, 1, 1, 16, 200),
-            Machine(weight_pad_entries=12),
-            "13 output channels",
-            "pad_entries = 12",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("layer", "machine", "reason", "parameter"), [
+    (square(CONV, 32, 9, 1, 4, 16, 16), DEFAULT, "9 x 9 = 81 entries", "ifmap_pad_entries = 64"),
+    (square(CONV, 32, 3, 1, 4, 16, 16, 4), DEFAULT, "9 x 9 = 81 entries", "ifmap_pad_entries = 64"),
+    (square(MAXPOOL, 14, 14, 1, 0, 16, 16), DEFAULT, "14 x 14 = 196 entries", "ifmap_pad_entries = 64"),
+    (square(CONV, 80, 80, 1, 0, 1, 1), Machine(ifmap_pad_entries=10000), "80 x 80", "64 rows and columns"),
+    (square(CONV, 4, 3, 1, 1, 16, 200), Machine(psum_entries=12), "13 output channels", "psum_entries = 12"),
+    (square(CONV, 4, 3, 1, 1, 16, 200), Machine(weight_pad_entries=12), "13 output channels", "pad_entries = 12"),
+])  # fmt: skip
 def test_a_layer_without_a_tile_is_refused_naming_the_parameter(
     layer: Layer, machine: Machine, reason: str, parameter: str
 ) -> None:

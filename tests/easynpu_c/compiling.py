@@ -19,14 +19,8 @@ from npuc.target import target
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-O2")
 SANITIZED = (
-    "-std=c99",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-O1",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover",
-)
+    "-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover",
+)  # fmt: skip
 EASYNPU = target("easynpu")
 
 

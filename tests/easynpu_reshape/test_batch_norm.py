@@ -39,52 +39,20 @@ def compiled(path: Path, nodes: Sequence[onnx.NodeProto], *, isa: str = "extende
 CHAINS = {
     "act then bn": ([conv("x", "w", "a"), act("Sigmoid", "a", "c"), norm("c", "y")], ["conv+act+bn"]),
     "relu then bn": ([conv("x", "w", "a"), act("Relu", "a", "c"), norm("c", "y")], ["conv_relu+bn"]),
-    "act, bn, act": (
-        [conv("x", "w", "a"), act("Tanh", "a", "c"), norm("c", "d"), act("HardSwish", "d", "y")],
-        ["conv+act+bn+act"],
-    ),
-    "relu, bn, relu": (
-        [conv("x", "w", "a"), act("Relu", "a", "c"), norm("c", "d"), act("Relu", "d", "y")],
-        ["conv_relu+bn+relu"],
-    ),
-    "bn behind a pool": (
-        [
-            conv("x", "w", "a"),
-            helper.make_node("MaxPool", ["a"], ["c"], name="c", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-            norm("c", "y"),
-        ],
-        ["conv", "maxpool", "bn"],
-    ),
-    "bn then act behind a pool": (
-        [
-            conv("x", "w", "a"),
-            helper.make_node("MaxPool", ["a"], ["c"], name="c", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-            norm("c", "d"),
-            act("Sigmoid", "d", "y"),
-        ],
-        ["conv", "maxpool", "bn+act"],
-    ),
-    "act with two readers": (
-        [
-            conv("x", "w", "a"),
-            act("Sigmoid", "a", "c"),
-            norm("c", "d"),
-            conv("c", "w2", "e"),
-            helper.make_node("Add", ["e", "d"], ["y"], name="y"),
-        ],
-        ["conv+act", "bn", "conv+add"],
-    ),
-    "sum, bn": (
-        [
-            conv("x", "w", "a"),
-            act("Relu", "a", "c"),
-            conv("c", "w2", "e"),
-            helper.make_node("Add", ["e", "c"], ["f"], name="f"),
-            norm("f", "y"),
-        ],
-        ["conv_relu", "conv+add+bn"],
-    ),
-}
+    "act, bn, act": ([conv("x", "w", "a"), act("Tanh", "a", "c"), norm("c", "d"), act("HardSwish", "d", "y")],
+        ["conv+act+bn+act"]),
+    "relu, bn, relu": ([conv("x", "w", "a"), act("Relu", "a", "c"), norm("c", "d"), act("Relu", "d", "y")],
+        ["conv_relu+bn+relu"]),
+    "bn behind a pool": ([conv("x", "w", "a"), helper.make_node("MaxPool", ["a"], ["c"], name="c",
+        kernel_shape=[3, 3], pads=[1, 1, 1, 1]), norm("c", "y")], ["conv", "maxpool", "bn"]),
+    "bn then act behind a pool": ([conv("x", "w", "a"), helper.make_node("MaxPool", ["a"], ["c"], name="c",
+        kernel_shape=[3, 3], pads=[1, 1, 1, 1]), norm("c", "d"), act("Sigmoid", "d", "y")],
+        ["conv", "maxpool", "bn+act"]),
+    "act with two readers": ([conv("x", "w", "a"), act("Sigmoid", "a", "c"), norm("c", "d"), conv("c", "w2", "e"),
+        helper.make_node("Add", ["e", "d"], ["y"], name="y")], ["conv+act", "bn", "conv+add"]),
+    "sum, bn": ([conv("x", "w", "a"), act("Relu", "a", "c"), conv("c", "w2", "e"),
+        helper.make_node("Add", ["e", "c"], ["f"], name="f"), norm("f", "y")], ["conv_relu", "conv+add+bn"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("isa", ["extended", "documented"])

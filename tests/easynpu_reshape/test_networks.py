@@ -87,31 +87,13 @@ CHAINS = {
     "rows become channels": ([("Reshape", (1, 40, 4, 12))], (40, 4, 12)),
     "rows and columns are joined": ([("Reshape", (1, 20, 1, 96))], (20, 1, 96)),
     "pixels become channels": ([("Reshape", (1, 20, 96, 1)), ("Transpose", (0, 2, 1, 3))], (96, 20, 1)),
-    "blocks of columns become rows": (
-        [
-            ("Reshape", (1, 20, 8, 3, 4)),
-            ("Transpose", (0, 1, 3, 2, 4)),
-            ("Reshape", (1, 20, 24, 4)),
-        ],
-        (20, 24, 4),
-    ),
-    "space to depth by hand": (
-        [
-            ("Reshape", (1, 20, 4, 2, 6, 2)),
-            ("Transpose", (0, 3, 5, 1, 2, 4)),
-            ("Reshape", (1, 80, 4, 6)),
-        ],
-        (80, 4, 6),
-    ),
-    "rows are shuffled": (
-        [
-            ("Reshape", (1, 20, 4, 2, 12)),
-            ("Transpose", (0, 1, 3, 2, 4)),
-            ("Reshape", (1, 20, 8, 12)),
-        ],
-        (20, 8, 12),
-    ),
-}
+    "blocks of columns become rows": ([("Reshape", (1, 20, 8, 3, 4)), ("Transpose", (0, 1, 3, 2, 4)),
+        ("Reshape", (1, 20, 24, 4))], (20, 24, 4)),
+    "space to depth by hand": ([("Reshape", (1, 20, 4, 2, 6, 2)), ("Transpose", (0, 3, 5, 1, 2, 4)),
+        ("Reshape", (1, 80, 4, 6))], (80, 4, 6)),
+    "rows are shuffled": ([("Reshape", (1, 20, 4, 2, 12)), ("Transpose", (0, 1, 3, 2, 4)),
+        ("Reshape", (1, 20, 8, 12))], (20, 8, 12)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -76,16 +76,10 @@ def test_the_passes_keep_the_meaning_of_random_networks(seed: int) -> None:
     assert_same_meaning(graph, found, run(graph, net.feeds()[0], list(graph.tensors)))
 
 
-@pytest.mark.parametrize(
-    ("size", "kernel", "attrs"),
-    [
-        (64, 16, {"strides": [16, 16]}),
-        (40, 3, {"dilations": [18, 18], "pads": [18, 18, 18, 18]}),
-        (40, 3, {"dilations": [17, 3], "pads": [17, 3, 17, 3]}),
-        (20, 20, {"strides": [20, 20]}),
-    ],
-    ids=["stride 16", "dilation 18", "dilation 17 of rows", "one window"],
-)
+@pytest.mark.parametrize(("size", "kernel", "attrs"), [
+    (64, 16, {"strides": [16, 16]}), (40, 3, {"dilations": [18, 18], "pads": [18, 18, 18, 18]}),
+    (40, 3, {"dilations": [17, 3], "pads": [17, 3, 17, 3]}), (20, 20, {"strides": [20, 20]}),
+], ids=["stride 16", "dilation 18", "dilation 17 of rows", "one window"])  # fmt: skip
 def test_steps_beyond_the_fields_of_a_word_are_bit_exact(
     size: int, kernel: int, attrs: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -71,16 +71,11 @@ def test_a_dynamic_input_is_the_models_fault() -> None:
         import_model(two_inputs("[N,3]", "[1,3]"), None, {})
 
 
-@pytest.mark.parametrize(
-    ("shapes", "reason"),
-    [
-        ({"c": (1, 3)}, "no such input"),
-        ({"a": (1, 3, 1)}, "has 3 dimensions"),
-        ({"a": (1, 4)}, "has 4 where the model has 3"),
-        ({"a": (0, 3)}, "not positive"),
-        ({"a": (2, 3), "b": (5, 3)}, "has 5 where the model has 2"),
-    ],
-)
+@pytest.mark.parametrize(("shapes", "reason"), [
+    ({"c": (1, 3)}, "no such input"), ({"a": (1, 3, 1)}, "has 3 dimensions"),
+    ({"a": (1, 4)}, "has 4 where the model has 3"), ({"a": (0, 3)}, "not positive"),
+    ({"a": (2, 3), "b": (5, 3)}, "has 5 where the model has 2"),
+])  # fmt: skip
 def test_a_shape_that_does_not_fit_is_refused(shapes: Shapes, reason: str) -> None:
     (problem,) = problems(two_inputs("[N,3]", "[N,3]"), shapes)
     assert problem.code == "E109" and reason in problem.reason

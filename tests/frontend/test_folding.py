@@ -48,24 +48,11 @@ def test_the_resize_to_another_tensors_size_has_static_sizes() -> None:
     assert graph.shape("y") == (1, 2, 9, 11) and [node.op for node in graph.nodes] == ["Resize"]
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        "Where(c, a, b)",
-        "Range(one, nine, two)",
-        "Mod(a, b)",
-        "CumSum(a, zero)",
-        "Equal(a, b)",
-        "ReduceProd <keepdims = 0> (a)",
-        "NonZero(a)",
-        "ConstantOfShape(b)",
-        "Cast <to = 11> (a)",
-        "Div(a, b)",
-        "Size(a)",
-        "Tile(a, thrice)",
-        "OneHot(a, nine, b2)",
-    ],
-)
+@pytest.mark.parametrize("node", [
+    "Where(c, a, b)", "Range(one, nine, two)", "Mod(a, b)", "CumSum(a, zero)", "Equal(a, b)",
+    "ReduceProd <keepdims = 0> (a)", "NonZero(a)", "ConstantOfShape(b)", "Cast <to = 11> (a)", "Div(a, b)",
+    "Size(a)", "Tile(a, thrice)", "OneHot(a, nine, b2)",
+])  # fmt: skip
 def test_arithmetic_on_constants_equals_onnxruntime(node: str, onnxruntime_values: Reference) -> None:
     text = f"""g (float[1] x) => (y) <
         int64[3] a = {{7, -4, 2}}, int64[3] b = {{2, 3, 5}}, bool[3] c = {{1, 0, 1}}, int64 one = {{1}},

@@ -66,57 +66,35 @@ CASES: dict[str, Any] = {
     "simplified with all": fed("SkipSimplifiedLayerNormalization", [(2, 3, 6), (1, 3, 6), (6,), (6,)], 4),
     "FusedConv": fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3)]),
     "of Relu": fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3), (4,)], activation="Relu", pads=[1, 1, 1, 1]),
-    "of LeakyRelu": fed(
-        "FusedConv", [(1, 4, 5, 5), (4, 2, 3, 3), (4,)], activation="LeakyRelu", activation_params=[0.2], group=2
-    ),
+    "of LeakyRelu": fed("FusedConv", [(1, 4, 5, 5), (4, 2, 3, 3), (4,)], activation="LeakyRelu",
+        activation_params=[0.2], group=2),
     "of Clip": fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3)], activation="Clip", activation_params=[-0.5, 0.5]),
-    "of HardSigmoid": fed(
-        "FusedConv", [(1, 2, 5, 5), (4, 2, 1, 1)], activation="HardSigmoid", activation_params=[0.2, 0.4]
-    ),
+    "of HardSigmoid": fed("FusedConv", [(1, 2, 5, 5), (4, 2, 1, 1)], activation="HardSigmoid",
+        activation_params=[0.2, 0.4]),
     "with a sum": fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3), (4,), (1, 4, 3, 3)], activation="Relu"),
     "with a sum and no more": fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3), None, (1, 4, 3, 3)], strides=[1, 1]),
     "FusedGemm": fed("FusedGemm", [(3, 5), (5, 4)], activation="Relu"),
-    "of LeakyRelu, turned": fed(
-        "FusedGemm", [(3, 5), (4, 5), (4,)], activation="LeakyRelu", activation_alpha=0.3, transB=1, alpha=2.0
-    ),
+    "of LeakyRelu, turned": fed("FusedGemm", [(3, 5), (4, 5), (4,)], activation="LeakyRelu", activation_alpha=0.3,
+        transB=1, alpha=2.0),
     "of Tanh": fed("FusedGemm", [(5, 3), (5, 4), (3, 4)], activation="Tanh", transA=1, beta=0.5),
     "FusedMatMul": fed("FusedMatMul", [(2, 3, 4), (2, 4, 5)]),
-    **{
-        f"FusedMatMul {a}{b}, batches {c}{d}": fed(
-            "FusedMatMul",
-            [left, right], alpha=0.5, transA=a, transB=b, transBatchA=c, transBatchB=d,
-        )
-        for a, b, c, d, left, right in (
-            (1, 0, 0, 0, (2, 4, 3), (2, 4, 5)), (0, 1, 0, 0, (2, 3, 4), (2, 5, 4)),
-            (1, 1, 0, 0, (2, 4, 3), (2, 5, 4)), (0, 0, 1, 0, (3, 2, 4), (2, 4, 5)),
-            (0, 0, 0, 1, (2, 3, 4), (4, 2, 5)), (0, 0, 1, 1, (3, 2, 4), (4, 2, 5)),
-            (0, 1, 1, 1, (3, 2, 6, 4), (5, 2, 6, 4)), (1, 0, 1, 0, (4, 2, 6, 3), (2, 6, 4, 5)),
-            (1, 1, 1, 1, (4, 2, 3), (5, 2, 4)),
-        )
-    },
-    **{
-        f"MatMulNBits {bits} {k} {block} {zero}": fed(
-            "MatMulNBits", [(3, k), *packed(bits, 5, k, block, zero)], bits=bits, N=5, K=k, block_size=block
-        )
-        for bits in (4, 8) for k, block in ((32, 16), (40, 16), (16, 32)) for zero in ("none", "integers")
-    },
-    "MatMulNBits with a bias": fed(
-        "MatMulNBits", [(2, 3, 32), *packed(4, 5, 32, 32, "integers"), None, (5,)],
-        bits=4, N=5, K=32, block_size=32,
-    ),
-    **{
-        f"RotaryEmbedding {shape} {more}": fed(
-            "RotaryEmbedding", [shape, positions, *angles(9, half)], **more
-        )
-        for shape, half, positions, more in (
-            ((2, 3, 16), 4, np.array([0]), {}),
-            ((2, 3, 16), 4, np.array([5]), {"interleaved": 1}),
-            ((2, 3, 16), 4, np.array([[0, 1, 2], [6, 7, 8]]), {}),
-            ((2, 2, 3, 8), 4, np.array([[0, 1, 2], [2, 5, 1]]), {"interleaved": 1}),
-            ((2, 3, 16), 2, np.array([1]), {"num_heads": 2, "rotary_embedding_dim": 4}),
-            ((2, 2, 3, 8), 3, np.array([1]), {"num_heads": 2, "rotary_embedding_dim": 6, "interleaved": 1}),
-        )
-    },
+    **{f"FusedMatMul {a}{b}, batches {c}{d}": fed("FusedMatMul", [left, right], alpha=0.5, transA=a, transB=b,
+        transBatchA=c, transBatchB=d) for a, b, c, d, left, right in ((1, 0, 0, 0, (2, 4, 3), (2, 4, 5)),
+        (0, 1, 0, 0, (2, 3, 4), (2, 5, 4)), (1, 1, 0, 0, (2, 4, 3), (2, 5, 4)), (0, 0, 1, 0, (3, 2, 4), (2, 4, 5)),
+        (0, 0, 0, 1, (2, 3, 4), (4, 2, 5)), (0, 0, 1, 1, (3, 2, 4), (4, 2, 5)),
+        (0, 1, 1, 1, (3, 2, 6, 4), (5, 2, 6, 4)), (1, 0, 1, 0, (4, 2, 6, 3), (2, 6, 4, 5)),
+        (1, 1, 1, 1, (4, 2, 3), (5, 2, 4)))},
+    **{f"MatMulNBits {bits} {k} {block} {zero}": fed("MatMulNBits", [(3, k), *packed(bits, 5, k, block, zero)],
+        bits=bits, N=5, K=k, block_size=block) for bits in (4, 8) for k,
+        block in ((32, 16), (40, 16), (16, 32)) for zero in ("none", "integers")},
+    "MatMulNBits with a bias": fed("MatMulNBits", [(2, 3, 32), *packed(4, 5, 32, 32, "integers"), None, (5,)],
+        bits=4, N=5, K=32, block_size=32),
+    **{f"RotaryEmbedding {shape} {more}": fed("RotaryEmbedding", [shape, positions, *angles(9, half)],
+        **more) for shape, half, positions, more in (((2, 3, 16), 4, np.array([0]), {}),
+        ((2, 3, 16), 4, np.array([5]), {"interleaved": 1}), ((2, 3, 16), 4, np.array([[0, 1, 2], [6, 7, 8]]), {}),
+        ((2, 2, 3, 8), 4, np.array([[0, 1, 2], [2, 5, 1]]), {"interleaved": 1}),
+        ((2, 3, 16), 2, np.array([1]), {"num_heads": 2, "rotary_embedding_dim": 4}),
+        ((2, 2, 3, 8), 3, np.array([1]), {"num_heads": 2, "rotary_embedding_dim": 6, "interleaved": 1}))},
     "LayerNormalization at opset 12": fed(":LayerNormalization", [(2, 3, 6), (6,), (6,)], epsilon=0.01),
     "SimplifiedLayerNormalization": fed(":SimplifiedLayerNormalization", [(2, 3, 6), (6,)], axis=-1),
 }  # fmt: skip

@@ -116,32 +116,16 @@ def _model(equation: str, *shapes: Sequence[int], constants: Sequence[int] = ())
     return network([node("Einsum", names, "y", equation=equation)], inputs, weights)
 
 
-@pytest.mark.parametrize(
-    ("equation", "shapes"),
-    [
-        ("ij,jk->ik", ((2, 3), (3, 4))),
-        ("ij,jk", ((2, 3), (3, 4))),
-        ("ij , kj -> ki", ((2, 3), (4, 3))),
-        ("bhqd,bhkd->bhqk", ((2, 3, 4, 5), (2, 3, 6, 5))),
-        ("bhqk,bkhd->bqhd", ((2, 3, 4, 5), (2, 5, 3, 6))),
-        ("bchw,bdhw->bcd", ((2, 3, 4, 5), (2, 6, 4, 5))),
-        ("bchw,dc->bdhw", ((2, 3, 4, 5), (6, 3))),
-        ("dc,bchw->bdhw", ((6, 3), (2, 3, 4, 5))),
-        ("nctv,vw->nctw", ((2, 3, 4, 5), (5, 5))),
-        ("nkctv,kvw->nctw", ((1, 2, 3, 4, 5), (2, 5, 6))),
-        ("i,j->ij", ((3,), (4,))),
-        ("i,j->ji", ((3,), (4,))),
-        ("i,i->", ((3,), (3,))),
-        ("bi,bi->b", ((2, 3), (2, 3))),
-        ("bij,bj->bij", ((2, 3, 4), (2, 4))),
-        ("bi,bk->bik", ((2, 3), (2, 4))),
-        ("abc,cd->d", ((2, 3, 4), (4, 5))),
-        ("ij,jk->i", ((2, 3), (3, 4))),
-        ("bij->bji", ((2, 3, 4),)),
-        ("bij->j", ((2, 3, 4),)),
-        ("ba", ((2, 3),)),
-    ],
-)
+@pytest.mark.parametrize(("equation", "shapes"), [
+    ("ij,jk->ik", ((2, 3), (3, 4))), ("ij,jk", ((2, 3), (3, 4))), ("ij , kj -> ki", ((2, 3), (4, 3))),
+    ("bhqd,bhkd->bhqk", ((2, 3, 4, 5), (2, 3, 6, 5))), ("bhqk,bkhd->bqhd", ((2, 3, 4, 5), (2, 5, 3, 6))),
+    ("bchw,bdhw->bcd", ((2, 3, 4, 5), (2, 6, 4, 5))), ("bchw,dc->bdhw", ((2, 3, 4, 5), (6, 3))),
+    ("dc,bchw->bdhw", ((6, 3), (2, 3, 4, 5))), ("nctv,vw->nctw", ((2, 3, 4, 5), (5, 5))),
+    ("nkctv,kvw->nctw", ((1, 2, 3, 4, 5), (2, 5, 6))), ("i,j->ij", ((3,), (4,))), ("i,j->ji", ((3,), (4,))),
+    ("i,i->", ((3,), (3,))), ("bi,bi->b", ((2, 3), (2, 3))), ("bij,bj->bij", ((2, 3, 4), (2, 4))),
+    ("bi,bk->bik", ((2, 3), (2, 4))), ("abc,cd->d", ((2, 3, 4), (4, 5))), ("ij,jk->i", ((2, 3), (3, 4))),
+    ("bij->bji", ((2, 3, 4),)), ("bij->j", ((2, 3, 4),)), ("ba", ((2, 3),)),
+])  # fmt: skip
 def test_the_result_is_numpys(equation: str, shapes: Sequence[Sequence[int]]) -> None:
     random = np.random.default_rng(1)
     feeds = {f"x{at}": random.normal(0.3, 1, shape).astype(np.float32) for at, shape in enumerate(shapes)}
@@ -155,18 +139,11 @@ def test_the_result_is_numpys(equation: str, shapes: Sequence[Sequence[int]]) ->
         np.testing.assert_allclose(run(import_model(model), known)["y"], wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("equation", "shapes"),
-    [
-        ("ii->i", ((3, 3),)),
-        ("...i->...", ((3, 3),)),
-        ("ij,jk,kl->il", ((3, 3), (3, 3), (3, 3))),
-        ("ij,jk->ik", ((2, 1), (3, 4))),
-        ("ij,jk->iq", ((2, 3), (3, 4))),
-        ("ijk,jk->i", ((2, 3), (3, 4))),
-        ("ij->ii", ((2, 3),)),
-    ],
-)
+@pytest.mark.parametrize(("equation", "shapes"), [
+    ("ii->i", ((3, 3),)), ("...i->...", ((3, 3),)), ("ij,jk,kl->il", ((3, 3), (3, 3), (3, 3))),
+    ("ij,jk->ik", ((2, 1), (3, 4))), ("ij,jk->iq", ((2, 3), (3, 4))), ("ijk,jk->i", ((2, 3), (3, 4))),
+    ("ij->ii", ((2, 3),)),
+])  # fmt: skip
 def test_other_equations_are_refused(equation: str, shapes: Sequence[Sequence[int]]) -> None:
     with pytest.raises(NpucError) as refused:
         import_model(_model(equation, *shapes))

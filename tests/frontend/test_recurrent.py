@@ -216,16 +216,11 @@ def test_nvdla_runs_their_steps_without_the_host_between_them(
         np.testing.assert_allclose(outputs[each.name].reshape(value.shape), value, rtol=0, atol=most)
 
 
-@pytest.mark.parametrize(
-    ("target", "precision", "batch", "reason"),
-    [
-        ("easynpu", "int8", 1, "alternate"),
-        ("bm1684", "int8", 2, "alternate"),
-        ("nvdla-small", "int8", 1, "alternate"),
-        ("nvdla-full", "fp16", 2, "alternate"),
-        ("nvdla-full", "int8", 1, "8 bits"),
-    ],
-)
+@pytest.mark.parametrize(("target", "precision", "batch", "reason"), [
+    ("easynpu", "int8", 1, "alternate"), ("bm1684", "int8", 2, "alternate"),
+    ("nvdla-small", "int8", 1, "alternate"), ("nvdla-full", "fp16", 2, "alternate"),
+    ("nvdla-full", "int8", 1, "8 bits"),
+])  # fmt: skip
 def test_the_host_runs_them_where_steps_would_alternate_or_lose_precision(
     target: str, precision: str, batch: int, reason: str
 ) -> None:

@@ -85,19 +85,11 @@ class Case:
 
 
 CASES = (
-    Case("easynpu", "int8"),
-    Case("easynpu", "int8", machine="large"),
-    Case("easynpu", "int8", isa="documented"),
-    Case("nvdla-small", "int8"),
-    Case("nvdla-large", "int8"),
-    Case("nvdla-full", "int8"),
-    Case("nvdla-full", "int8", weights="winograd"),
-    Case("nvdla-full", "int8", weights="sparse"),
-    Case("nvdla-full", "int16"),
-    Case("nvdla-full", "fp16"),
-    Case("bm1684", "fp32"),
-    Case("bm1684", "int8"),
-)
+    Case("easynpu", "int8"), Case("easynpu", "int8", machine="large"), Case("easynpu", "int8", isa="documented"),
+    Case("nvdla-small", "int8"), Case("nvdla-large", "int8"), Case("nvdla-full", "int8"),
+    Case("nvdla-full", "int8", weights="winograd"), Case("nvdla-full", "int8", weights="sparse"),
+    Case("nvdla-full", "int16"), Case("nvdla-full", "fp16"), Case("bm1684", "fp32"), Case("bm1684", "int8"),
+)  # fmt: skip
 
 
 def varied(case: Case, seed: int) -> Case:

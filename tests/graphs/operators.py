@@ -20,16 +20,9 @@ UNARY: dict[str, dict[str, float]] = {
 }  # fmt: skip
 BINARY = ("Add", "Add", "Add", "Sub", "Mul", "Mul", "Div", "Max", "Min")
 LIMITS = (
-    (0.0, 6.0),
-    (0.0, 1.0),
-    (-1.0, 1.0),
-    (0.0, None),
-    (None, 0.5),
-    (None, 0.0),
-    (-0.5, 2.0),
-    (0.2, 0.9),
+    (0.0, 6.0), (0.0, 1.0), (-1.0, 1.0), (0.0, None), (None, 0.5), (None, 0.0), (-0.5, 2.0), (0.2, 0.9),
     (-2.0, -0.3),
-)
+)  # fmt: skip
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 REDUCTIONS = ("ReduceMean", "ReduceMean", "ReduceMax", "ReduceSum", "ReduceMin")

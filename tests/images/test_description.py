@@ -111,15 +111,10 @@ def test_a_file_overrides_its_preset_and_names_labels_beside_it(tmp_path: Path) 
     assert read(Description, json.loads(json.dumps(found.as_json())), "images[0]") == found
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "code"),
-    [
-        ("missing.toml", None, "E401"),
-        ("imagenets", None, "E405"),
-        ("bad.toml", "= 3", "E405"),
-        ("n.toml", 'labels = "no.txt"', "E401"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "code"), [
+    ("missing.toml", None, "E401"), ("imagenets", None, "E405"), ("bad.toml", "= 3", "E405"),
+    ("n.toml", 'labels = "no.txt"', "E401"),
+])  # fmt: skip
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, text: str | None, code: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text, "utf-8")
@@ -133,20 +128,13 @@ def test_imagenet_keeps_seven_eighths_of_the_short_side(size: tuple[int, int], s
     assert found.short_side == short
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"order": "zyx"}, "order = 'zyx'"),
-        ({"mean": []}, "mean = []"),
-        ({"std": [0.0]}, "std = [0.0]"),
-        ({"letterbox": 999}, "letterbox = 999"),
-        ({"shape": [1, 3]}, "its shape is [1, 3]"),
-        ({"shape": [1, 5, 4, 4]}, "its shape is [1, 5, 4, 4]"),
-        ({"fused": True}, "the program's input is [1, 3, 4, 4]"),
-        ({"input": "z"}, "the program's input is []"),
-        ({"fused": 1}, "images[0].fused is 1"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"order": "zyx"}, "order = 'zyx'"), ({"mean": []}, "mean = []"), ({"std": [0.0]}, "std = [0.0]"),
+    ({"letterbox": 999}, "letterbox = 999"), ({"shape": [1, 3]}, "its shape is [1, 3]"),
+    ({"shape": [1, 5, 4, 4]}, "its shape is [1, 5, 4, 4]"),
+    ({"fused": True}, "the program's input is [1, 3, 4, 4]"), ({"input": "z"}, "the program's input is []"),
+    ({"fused": 1}, "images[0].fused is 1"),
+])  # fmt: skip
 def test_a_manifest_that_npuc_did_not_write_is_refused(changed: dict[str, Any], said: str) -> None:
     (whole,) = bind(describe("none"), {"x": TensorType((1, 3, 4, 4))}, fused=False)
     port = {"name": "x", "shape": [1, 3, 4, 4], "dtype": "float32"}

@@ -108,16 +108,10 @@ def test_the_first_convolution_reads_an_image(
     assert layer["cycles"] < direct["cycles"] and image["bytes"] < direct["bytes"]  # more tiles move more bytes
 
 
-@pytest.mark.parametrize(
-    ("precision", "channels", "pixels"),
-    [
-        ("int16", 1, "T_R16_I"),
-        ("int16", 2, "T_A16B16G16R16"),
-        ("int16", 4, "T_A16B16G16R16"),
-        ("fp16", 1, "T_R16_F"),
-        ("fp16", 3, "T_A16B16G16R16_F"),
-    ],
-)
+@pytest.mark.parametrize(("precision", "channels", "pixels"), [
+    ("int16", 1, "T_R16_I"), ("int16", 2, "T_A16B16G16R16"), ("int16", 4, "T_A16B16G16R16"),
+    ("fp16", 1, "T_R16_F"), ("fp16", 3, "T_A16B16G16R16_F"),
+])  # fmt: skip
 def test_an_image_of_16_bits_has_the_format_of_its_precision(
     precision: str, channels: int, pixels: str, tmp_path: Path
 ) -> None:

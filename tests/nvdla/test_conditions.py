@@ -34,32 +34,15 @@ def test_the_mask_of_a_group_of_kernels_lies_in_one_bank() -> None:
 
 
 FORMS = {
-    "dilated": network(
-        (1, 32, 12, 12),
-        "y",
-        node("Conv", "x w", "y", dilations=(2, 2), pads=(2, 2, 2, 2)),
-        w=weights(16, 32, 3, 3),
-    ),
-    "grouped": network(
-        (1, 32, 12, 12), "y", node("Conv", "x w", "y", group=2, pads=(1, 1, 1, 1)), w=weights(32, 16, 3, 3)
-    ),
-    "part of a tile beside another map": network(
-        (1, 32, 11, 11),
-        "y",
-        node("Relu", "x", "a"),
-        node("Conv", "a w", "b", pads=(1, 1, 1, 1)),
-        node("Concat", "b a", "y", axis=1),
-        w=weights(32, 32, 3, 3),
-    ),
-    "part of a tile and an operand per element": network(
-        (1, 32, 11, 11),
-        "y",
-        node("Relu", "x", "a"),
-        node("Conv", "a w", "b", pads=(1, 1, 1, 1)),
-        node("Add", "b a", "y"),
-        w=weights(32, 32, 3, 3),
-    ),
-}
+    "dilated": network((1, 32, 12, 12), "y", node("Conv", "x w", "y", dilations=(2, 2), pads=(2, 2, 2, 2)),
+        w=weights(16, 32, 3, 3)),
+    "grouped": network((1, 32, 12, 12), "y", node("Conv", "x w", "y", group=2, pads=(1, 1, 1, 1)),
+        w=weights(32, 16, 3, 3)),
+    "part of a tile beside another map": network((1, 32, 11, 11), "y", node("Relu", "x", "a"),
+        node("Conv", "a w", "b", pads=(1, 1, 1, 1)), node("Concat", "b a", "y", axis=1), w=weights(32, 32, 3, 3)),
+    "part of a tile and an operand per element": network((1, 32, 11, 11), "y", node("Relu", "x", "a"),
+        node("Conv", "a w", "b", pads=(1, 1, 1, 1)), node("Add", "b a", "y"), w=weights(32, 32, 3, 3)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -123,18 +106,11 @@ def test_a_convolution_with_more_padding_than_a_field_runs(
     assert "parts" not in report
 
 
-@pytest.mark.parametrize(
-    ("op", "attributes", "remedy"),
-    [
-        (
-            "AveragePool x",
-            {"kernel_shape": (3, 3), "strides": (9, 9), "count_include_pad": 1},
-            "pool in two steps",
-        ),
-        ("AveragePool x", {"kernel_shape": (3, 3), "pads": (1,) * 4}, "set count_include_pad = 1"),
-        ("Conv x w", {"strides": (9, 9)}, "a smaller stride"),
-    ],
-)
+@pytest.mark.parametrize(("op", "attributes", "remedy"), [
+    ("AveragePool x", {"kernel_shape": (3, 3), "strides": (9, 9), "count_include_pad": 1}, "pool in two steps"),
+    ("AveragePool x", {"kernel_shape": (3, 3), "pads": (1,) * 4}, "set count_include_pad = 1"),
+    ("Conv x w", {"strides": (9, 9)}, "a smaller stride"),
+])  # fmt: skip
 def test_a_remedy_is_about_what_is_beyond_the_machine(op: str, attributes: dict[str, Any], remedy: str) -> None:
     """Before, an average of a large stride was to count its padding, a convolution to fold its normalisation."""
     name, *more = op.split()
@@ -144,15 +120,10 @@ def test_a_remedy_is_about_what_is_beyond_the_machine(op: str, attributes: dict[
     assert found.remedy == remedy
 
 
-@pytest.mark.parametrize(
-    ("shape", "found"),
-    [
-        ((1, 8192, 1, 1), None),
-        ((1, 8193, 1, 1), "8,193 channels exceed 8,192"),
-        ((1, 1, 8193, 1), "8,193 rows exceed 8,192"),
-        ((1, 1, 1, 8193), "8,193 columns exceed 8,192"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "found"), [
+    ((1, 8192, 1, 1), None), ((1, 8193, 1, 1), "8,193 channels exceed 8,192"),
+    ((1, 1, 8193, 1), "8,193 rows exceed 8,192"), ((1, 1, 1, 8193), "8,193 columns exceed 8,192"),
+])  # fmt: skip
 @pytest.mark.parametrize("operands", ["x c", "c x"])
 def test_a_map_beyond_a_field_is_named_with_its_extent(
     shape: tuple[int, ...], found: str | None, operands: str

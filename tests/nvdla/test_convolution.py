@@ -139,19 +139,11 @@ def test_weights_that_are_kept_serve_the_next_layer() -> None:
     np.testing.assert_array_equal(reuses.read(nvdla.memory), -sums(x, w))
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"CDMA.D_MISC_CFG": {"DATA_REUSE": 1}}, "DATA_REUSE of what no operation has left"),
-        (
-            {
-                "CDMA.D_MISC_CFG": {"WEIGHT_REUSE": 1},
-                **{f"{each}.D_BANK": {"DATA_BANK": 15, "WEIGHT_BANK": 7} for each in ("CDMA", "CSC")},
-            },
-            "reuses what other banks hold",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changed", "reason"), [
+    ({"CDMA.D_MISC_CFG": {"DATA_REUSE": 1}}, "DATA_REUSE of what no operation has left"),
+    ({"CDMA.D_MISC_CFG": {"WEIGHT_REUSE": 1}, **{f"{each}.D_BANK": {"DATA_BANK": 15,
+        "WEIGHT_BANK": 7} for each in ("CDMA", "CSC")}}, "reuses what other banks hold"),
+])  # fmt: skip
 def test_what_the_buffer_does_not_hold_any_more_is_not_reused(changed: Fields, reason: str) -> None:
     keeps = Convolution(SMALL, (3, 2, 2), (2, 1, 1), changed={"CDMA.D_MISC_CFG": {"SKIP_WEIGHT_RLS": 1}})
     reuses = replace(keeps, group=1, source=OPERAND, result=RESULT + 64, changed=changed)

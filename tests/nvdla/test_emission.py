@@ -33,36 +33,18 @@ NOTHING = Unit(IDLE)
 BIAS = Unit(SdpStage(alu=1, relu=1), fetch=Fetch("ALU", 2, OPERAND))
 
 OPERATIONS: dict[str, Operation] = {
-    "small_conv_per_channel_scale": Convolution(
-        Surface(DATA, 7, 9, 19, 56, 504),
-        Kernels(WEIGHTS, 3712, 21, 3, 3, 19, 171),
-        KernelWindow(1, 1, 1, 1, 1, 1, 1, 1),
-        Banks(21, 1, 1),
+    "small_conv_per_channel_scale": Convolution(Surface(DATA, 7, 9, 19, 56, 504),
+        Kernels(WEIGHTS, 3712, 21, 3, 3, 19, 171), KernelWindow(1, 1, 1, 1, 1, 1, 1, 1), Banks(21, 1, 1),
         Sdp(Unit(SdpStage(alu=1, multiply=1, shift=6), fetch=Fetch("BOTH", 2, OPERAND)), NOTHING, (0, 0x4D, 4)),
-        Surface(RESULT, 7, 9, 21, 56, 504),
-    ),
-    "small_add_bn_int8": Elementwise(
-        Surface(DATA, 5, 6, 20, 40, 240),
+        Surface(RESULT, 7, 9, 21, 56, 504)),
+    "small_add_bn_int8": Elementwise(Surface(DATA, 5, 6, 20, 40, 240),
         Sdp(NOTHING, Unit(SdpStage(alu=1), fetch=Fetch("ALU", 1, WEIGHTS, True, 40, 240)), (0, 0x5B, 7)),
-        Surface(RESULT, 5, 6, 20, 40, 240),
-    ),
-    "small_maxpool_3x3_s2": Pooling(
-        Surface(DATA, 11, 9, 12, 88, 792),
-        "MAX",
-        (3, 3),
-        KernelWindow(2, 2, 1, 1, 1, 1, 1, 1),
-        (0x5555, 0x5555),
-        Surface(RESULT, 6, 5, 12, 48, 240),
-    ),
-    "small_avgpool_7x7": Pooling(
-        Surface(DATA, 11, 9, 12, 88, 792),
-        "AVERAGE",
-        (7, 7),
-        KernelWindow(1, 1, 1, 1, 0, 0, 0, 0),
-        (0x2492, 0x2492),
-        Surface(RESULT, 5, 3, 12, 40, 120),
-    ),
-}
+        Surface(RESULT, 5, 6, 20, 40, 240)),
+    "small_maxpool_3x3_s2": Pooling(Surface(DATA, 11, 9, 12, 88, 792), "MAX", (3, 3),
+        KernelWindow(2, 2, 1, 1, 1, 1, 1, 1), (0x5555, 0x5555), Surface(RESULT, 6, 5, 12, 48, 240)),
+    "small_avgpool_7x7": Pooling(Surface(DATA, 11, 9, 12, 88, 792), "AVERAGE", (7, 7),
+        KernelWindow(1, 1, 1, 1, 0, 0, 0, 0), (0x2492, 0x2492), Surface(RESULT, 5, 3, 12, 40, 120)),
+}  # fmt: skip
 TRUNCATED = ("CACC.D_CLIP_CFG",)
 """The RTL's programs truncate sums before SDP; npuc leaves that to SDP."""
 

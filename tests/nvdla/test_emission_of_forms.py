@@ -36,22 +36,15 @@ BIAS = Unit(SdpStage(alu=1, relu=1), fetch=Fetch("ALU", 2, OPERAND))
 SDP = Sdp(BIAS, Unit(IDLE), (0, 1, 3))
 
 OPERATIONS: dict[str, tuple[Machine, Convolution]] = {
-    "full_direct_int8_sparse": (FULL, Convolution(
-        Surface(DATA, 5, 5, 64, 160, 800),
-        Kernels(WEIGHTS, 9088, 40, 3, 3, 64, 576, WeightForm(compressed=True), Mask(MASK, 2944, SIZES, 128)),
-        SAME, Banks(3, 1, 1, 1), SDP, Surface(RESULT, 5, 5, 40, 160, 800),
-    )),
-    "full_winograd_int8": (FULL, Convolution(
-        Surface(DATA, 8, 8, 32, 256, 2048),
-        Kernels(WEIGHTS, 16384, 32, 4, 4, 32, 512, WeightForm("winograd")),
-        KernelWindow(1, 1, 1, 1, 1, 1, 3, 3), Banks(3, 1, 1), SDP, Surface(RESULT, 8, 8, 32, 256, 2048),
-    )),
-    "small_image_A8B8G8R8": (SMALL, Convolution(
-        Surface(DATA, 17, 11, 4, 96, 0, pixels="T_A8B8G8R8"),
-        Kernels(WEIGHTS, 640, 16, 3, 1, 12, 36, WeightForm("image")),
-        KernelWindow(1, 1, 1, 1, 0, 0, 0, 0), Banks(9, 1, 1), Sdp(Unit(IDLE), Unit(IDLE), (0, 1, 5)),
-        Surface(RESULT, 15, 9, 16, 120, 1080),
-    )),
+    "full_direct_int8_sparse": (FULL, Convolution(Surface(DATA, 5, 5, 64, 160, 800),
+        Kernels(WEIGHTS, 9088, 40, 3, 3, 64, 576, WeightForm(compressed=True), Mask(MASK, 2944, SIZES, 128)), SAME,
+        Banks(3, 1, 1, 1), SDP, Surface(RESULT, 5, 5, 40, 160, 800))),
+    "full_winograd_int8": (FULL, Convolution(Surface(DATA, 8, 8, 32, 256, 2048),
+        Kernels(WEIGHTS, 16384, 32, 4, 4, 32, 512, WeightForm("winograd")), KernelWindow(1, 1, 1, 1, 1, 1, 3, 3),
+        Banks(3, 1, 1), SDP, Surface(RESULT, 8, 8, 32, 256, 2048))),
+    "small_image_A8B8G8R8": (SMALL, Convolution(Surface(DATA, 17, 11, 4, 96, 0, pixels="T_A8B8G8R8"),
+        Kernels(WEIGHTS, 640, 16, 3, 1, 12, 36, WeightForm("image")), KernelWindow(1, 1, 1, 1, 0, 0, 0, 0),
+        Banks(9, 1, 1), Sdp(Unit(IDLE), Unit(IDLE), (0, 1, 5)), Surface(RESULT, 15, 9, 16, 120, 1080))),
 }  # fmt: skip
 SWITCHES = ("_CFG", "_FORMAT", "CVT_OFFSET", "CLIP_TRUNCATE")
 """Ends of registers that hold how results are rounded: they are compared by what they do."""

@@ -39,23 +39,14 @@ def test_a_machine_survives_its_record_in_the_manifest() -> None:
     assert Machine.of(FULL.as_dict(), "of the artefact") == FULL
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("atom_bytes = 12", "atom_bytes = 12"),
-        ("cbuf_bank = 4", "unknown parameter 'cbuf_bank'"),
-        ("winograd = 1", "winograd = 1"),
-        ("clock_mhz = 0", "clock_mhz = 0"),
-        ('registers = "nv_huge"', "registers = 'nv_huge'"),
-        ("cbuf_banks = 1", "cbuf_banks = 1"),
-        ("cbuf_entry_bytes = 4", "cbuf_entry_bytes = 4"),
-        ("int16 = true\natomic_k = 1", "atomic_k = 1"),
-        ("clock_mhz", "cannot be read"),
-        ("bytes_per_clock = 0.0", "above 0"),
-        ("bytes_per_clock = nan", "above 0"),
-        ('bytes_per_clock = "8"', "float"),
-    ],
-)
+@pytest.mark.parametrize(("line", "said"), [
+    ("atom_bytes = 12", "atom_bytes = 12"), ("cbuf_bank = 4", "unknown parameter 'cbuf_bank'"),
+    ("winograd = 1", "winograd = 1"), ("clock_mhz = 0", "clock_mhz = 0"),
+    ('registers = "nv_huge"', "registers = 'nv_huge'"), ("cbuf_banks = 1", "cbuf_banks = 1"),
+    ("cbuf_entry_bytes = 4", "cbuf_entry_bytes = 4"), ("int16 = true\natomic_k = 1", "atomic_k = 1"),
+    ("clock_mhz", "cannot be read"), ("bytes_per_clock = 0.0", "above 0"), ("bytes_per_clock = nan", "above 0"),
+    ('bytes_per_clock = "8"', "float"),
+])  # fmt: skip
 def test_what_no_nvdla_can_be_is_refused(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(f"{line}\n")

@@ -175,16 +175,11 @@ def image(machine: Machine, form: str, offset: int, channels: int) -> Fields:
     }
 
 
-@pytest.mark.parametrize(
-    ("machine", "form", "offset", "channels", "reason"),
-    [
-        (FULL, "T_A8B8G8R8", 8, 4, "an x offset of 8 pixels"),
-        (SMALL, "T_A8B8G8R8", 2, 4, "an x offset of 2 pixels"),
-        (SMALL, "T_R8", 8, 1, "an x offset of 8 pixels"),
-        (SMALL, "T_R10", 0, 1, "PIXEL_FORMAT = T_R10"),
-        (SMALL, "T_A8B8G8R8", 0, 3, "3 channels of T_A8B8G8R8"),
-    ],
-)
+@pytest.mark.parametrize(("machine", "form", "offset", "channels", "reason"), [
+    (FULL, "T_A8B8G8R8", 8, 4, "an x offset of 8 pixels"), (SMALL, "T_A8B8G8R8", 2, 4, "an x offset of 2 pixels"),
+    (SMALL, "T_R8", 8, 1, "an x offset of 8 pixels"), (SMALL, "T_R10", 0, 1, "PIXEL_FORMAT = T_R10"),
+    (SMALL, "T_A8B8G8R8", 0, 3, "3 channels of T_A8B8G8R8"),
+])  # fmt: skip
 def test_a_setting_that_table_33_has_not_is_refused(
     machine: Machine, form: str, offset: int, channels: int, reason: str
 ) -> None:

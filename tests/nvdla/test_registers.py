@@ -54,17 +54,11 @@ def test_registers_lie_where_the_vendors_table_says(name: str, table: str, share
             )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "title", "address"),
-    [
-        ("nv_small", "CDMA.D_BANK", 0x30BC),
-        ("nv_small", "NVDLA_SDP.D_OP_ENABLE_0", 0x9038),
-        ("nv_large", "CDMA.D_BANK", 0x30BC),
-        ("nv_full", "CDMA.D_BANK", 0x50BC),
-        ("nv_full", "NVDLA_CDMA.D_DAIN_ADDR_LOW_0_0", 0x5034),
-        ("nv_full", "RBK.D_MISC_CFG", 0x1000C),
-    ],
-)
+@pytest.mark.parametrize(("name", "title", "address"), [
+    ("nv_small", "CDMA.D_BANK", 0x30BC), ("nv_small", "NVDLA_SDP.D_OP_ENABLE_0", 0x9038),
+    ("nv_large", "CDMA.D_BANK", 0x30BC), ("nv_full", "CDMA.D_BANK", 0x50BC),
+    ("nv_full", "NVDLA_CDMA.D_DAIN_ADDR_LOW_0_0", 0x5034), ("nv_full", "RBK.D_MISC_CFG", 0x1000C),
+])  # fmt: skip
 def test_a_register_is_found_by_name_and_by_address(name: str, title: str, address: int) -> None:
     found = register_map(name)
     assert found[title].address == address

@@ -272,26 +272,13 @@ def test_sequencers_that_wait_for_ever_are_refused(tmp_path: Path) -> None:
 CONSTANTS = {"w": weights(8, 3, 3, 3), "v": weights(8, 8, 3, 3), "b": np.ones(8, np.float32)}
 STEM = node("Conv", "x w b", "a", pads=[1, 1, 1, 1])
 NETWORKS = {
-    "residual": [
-        STEM,
-        node("Relu", "a", "r"),
-        node("Conv", "r v", "c", pads=[1, 1, 1, 1]),
-        node("Add", "c r", "s"),
-        node("AveragePool", "s", "y", kernel_shape=[2, 2], strides=[2, 2]),
-    ],
-    "segments": [
-        STEM,
-        node("Softmax", "a", "s", axis=1),
-        node("Conv", "s v", "c", pads=[1, 1, 1, 1]),
-        node("MaxPool", "c", "y", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
-    ],
-    "tables": [
-        STEM,
-        node("LRN", "a", "n", size=5, alpha=1.0, beta=0.75),
-        node("Conv", "n v", "c", pads=[1, 1, 1, 1]),
-        node("Sigmoid", "c", "y"),
-    ],
-}
+    "residual": [STEM, node("Relu", "a", "r"), node("Conv", "r v", "c", pads=[1, 1, 1, 1]),
+        node("Add", "c r", "s"), node("AveragePool", "s", "y", kernel_shape=[2, 2], strides=[2, 2])],
+    "segments": [STEM, node("Softmax", "a", "s", axis=1), node("Conv", "s v", "c", pads=[1, 1, 1, 1]),
+        node("MaxPool", "c", "y", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])],
+    "tables": [STEM, node("LRN", "a", "n", size=5, alpha=1.0, beta=0.75),
+        node("Conv", "n v", "c", pads=[1, 1, 1, 1]), node("Sigmoid", "c", "y")],
+}  # fmt: skip
 CASES = [("residual", "nvdla-small"), ("segments", "nvdla-small"), ("tables", "nvdla-large")]
 
 

@@ -81,18 +81,10 @@ def test_data_that_is_no_file_is_refused(tmp_path: Path, location: str) -> None:
     refusal(saved(tmp_path, location=location))
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
-        {"offset": "4"},
-        {"length": "8"},
-        {"length": "16"},
-        {"offset": "99"},
-        {"offset": "-4"},
-        {"length": "twelve"},
-        {"offset": "9" * 30},
-    ],
-)
+@pytest.mark.parametrize("entries", [
+    {"offset": "4"}, {"length": "8"}, {"length": "16"}, {"offset": "99"}, {"offset": "-4"}, {"length": "twelve"},
+    {"offset": "9" * 30},
+])  # fmt: skip
 def test_data_that_is_too_short_or_misdescribed_is_refused(tmp_path: Path, entries: dict[str, str]) -> None:
     (tmp_path / "w.bin").write_bytes(VALUES.tobytes())
     refusal(saved(tmp_path, location="w.bin", **entries))

@@ -335,17 +335,10 @@ def power(exponent: Array, shape: tuple[int, ...] = (2, 3)) -> Graph:
     return build("g", nodes, {"x": TensorType(shape)}, ["y"], {"e": exponent})
 
 
-@pytest.mark.parametrize(
-    ("exponent", "operators"),
-    [
-        (np.float32(1), []),
-        (np.array([2], np.float32), ["Mul"]),
-        (np.array([[3]], np.float32), ["Mul", "Mul"]),
-        (np.int64(2), ["Mul"]),
-        (np.float32(4), ["Mul", "Mul"]),
-        (np.float32(0.5), ["Sqrt"]),
-    ],
-)
+@pytest.mark.parametrize(("exponent", "operators"), [
+    (np.float32(1), []), (np.array([2], np.float32), ["Mul"]), (np.array([[3]], np.float32), ["Mul", "Mul"]),
+    (np.int64(2), ["Mul"]), (np.float32(4), ["Mul", "Mul"]), (np.float32(0.5), ["Sqrt"]),
+])  # fmt: skip
 def test_a_power_with_a_small_exponent_is_expanded(exponent: Array, operators: list[str]) -> None:
     before = power(np.asarray(exponent))
     after = expand_powers(before)
@@ -391,16 +384,10 @@ def test_without_a_convolution_before_it_one_is_put_there(shape: tuple[int, ...]
     assert_same_meaning(graph, found)
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        (node("Conv", "x w", "a", group=4),),
-        (node("Conv", "x v", "a", activation="Relu"),),
-        (node("Abs", "v", "u"), node("Conv", "x u", "a")),
-        (node("Mul", "x v", "a"),),
-    ],
-    ids=["depthwise", "with_relu", "weights computed", "no convolution"],
-)
+@pytest.mark.parametrize("before", [
+    (node("Conv", "x w", "a", group=4),), (node("Conv", "x v", "a", activation="Relu"),),
+    (node("Abs", "v", "u"), node("Conv", "x u", "a")), (node("Mul", "x v", "a"),),
+], ids=["depthwise", "with_relu", "weights computed", "no convolution"])  # fmt: skip
 def test_a_producer_that_cannot_double_its_outputs_stays(before: tuple[Node, ...]) -> None:
     rest = {"w": (4, 1, 1, 1), "v": (4, 4, 1, 1), "s": SLOPES[:, None, None]}
     graph = network((1, 4, 5, 5), "y", *before, node("PRelu", "a s", "y"), **rest)

@@ -169,17 +169,11 @@ def test_division_and_negation_become_batch_norm_and_a_chain_becomes_one() -> No
     assert sources(found, "y") == ("a", "b", "e", "y")
 
 
-@pytest.mark.parametrize(
-    ("arithmetic", "constant"),
-    [
-        (node("Div", "c x", "y"), (4, 1, 1)),
-        (node("Add", "x c", "y"), (3, 3)),
-        (node("Add", "x c", "y"), (4, 3, 3)),
-        (node("Mul", "x c", "y"), (5, 1, 4, 3, 3)),
-        (node("Div", "x c", "y"), np.float32(0)),
-        (node("Div", "x c", "y"), np.float32(1e-40)),
-    ],
-)
+@pytest.mark.parametrize(("arithmetic", "constant"), [
+    (node("Div", "c x", "y"), (4, 1, 1)), (node("Add", "x c", "y"), (3, 3)), (node("Add", "x c", "y"), (4, 3, 3)),
+    (node("Mul", "x c", "y"), (5, 1, 4, 3, 3)), (node("Div", "x c", "y"), np.float32(0)),
+    (node("Div", "x c", "y"), np.float32(1e-40)),
+])  # fmt: skip
 def test_other_arithmetic_is_left(arithmetic: Node, constant: Any) -> None:
     graph = network((2, 4, 3, 3), "y", arithmetic, c=constant)
     assert recognise_batch_norm(graph) is graph
@@ -385,16 +379,10 @@ def test_an_activation_stays() -> None:
     assert limit_at_zero(graph) is graph
 
 
-@pytest.mark.parametrize(
-    ("limits", "found"),
-    [
-        ({"max": 0.5}, ["Min"]),
-        ({"max": -0.5}, ["Min"]),
-        ({"min": -1.0, "max": -0.25}, ["Clip", "Min"]),
-        ({"min": -1.0, "max": 0.0}, ["Clip", "Min"]),
-        ({"min": 1.0, "max": 0.5}, ["Clip", "Min"]),
-    ],
-)
+@pytest.mark.parametrize(("limits", "found"), [
+    ({"max": 0.5}, ["Min"]), ({"max": -0.5}, ["Min"]), ({"min": -1.0, "max": -0.25}, ["Clip", "Min"]),
+    ({"min": -1.0, "max": 0.0}, ["Clip", "Min"]), ({"min": 1.0, "max": 0.5}, ["Clip", "Min"]),
+])  # fmt: skip
 def test_limits_that_saturation_cannot_be_become_minima(limits: dict[str, float], found: list[str]) -> None:
     becomes(upper_limits_to_minima, network((1, 3, 4, 4), "y", node("Clip", "x", "y", **limits)), found)
 

@@ -299,29 +299,16 @@ def normalisation(shape: tuple[int, ...]) -> Graph:
     return build("g", [node], {"x": TensorType(shape)}, ["y"], {"s": scale[0], "b": scale[1]})
 
 
-@pytest.mark.parametrize(
-    ("before", "folded"),
-    [
-        (normalisation((1, 4, 1, 100)), (10, 10)),
-        (normalisation((1, 4, 8, 8)), None),
-        (conv((1, 4, 1, 65)), (5, 13)),
-        (conv((1, 4, 4, 100)), (20, 20)),
-        (conv((2, 4, 90, 1)), (9, 10)),
-        (conv((1, 4, 65, 65)), None),
-        (conv((1, 4, 1, 64 * 64), group=4), (64, 64)),
-        (conv((1, 4, 1, 64)), None),
-        (conv((1, 4, 1, 67)), None),
-        (conv((1, 4, 1, 64 * 65)), None),
-        (conv((1, 4, 1, 100), (1, 2)), None),
-        (conv((1, 4, 1, 100), strides=(1, 2)), None),
-        (conv((1, 4, 1, 100), pads=(0, 0, 0, 1)), None),
-        (function("Sigmoid", (1, 4, 2, 100)), (10, 20)),
-        (function("Sigmoid", (1, 4, 100)), None),
-        (function("Sigmoid", (1, 4, 0, 100)), None),
-        (pair("Mul", (1, 4, 1, 100), (1, 4, 1, 100)), (10, 10)),
-        (pair("Add", (1, 4, 1, 100), (1, 4, 1, 1)), None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("before", "folded"), [
+    (normalisation((1, 4, 1, 100)), (10, 10)), (normalisation((1, 4, 8, 8)), None), (conv((1, 4, 1, 65)), (5, 13)),
+    (conv((1, 4, 4, 100)), (20, 20)), (conv((2, 4, 90, 1)), (9, 10)), (conv((1, 4, 65, 65)), None),
+    (conv((1, 4, 1, 64 * 64), group=4), (64, 64)), (conv((1, 4, 1, 64)), None), (conv((1, 4, 1, 67)), None),
+    (conv((1, 4, 1, 64 * 65)), None), (conv((1, 4, 1, 100), (1, 2)), None),
+    (conv((1, 4, 1, 100), strides=(1, 2)), None), (conv((1, 4, 1, 100), pads=(0, 0, 0, 1)), None),
+    (function("Sigmoid", (1, 4, 2, 100)), (10, 20)), (function("Sigmoid", (1, 4, 100)), None),
+    (function("Sigmoid", (1, 4, 0, 100)), None), (pair("Mul", (1, 4, 1, 100), (1, 4, 1, 100)), (10, 10)),
+    (pair("Add", (1, 4, 1, 100), (1, 4, 1, 1)), None),
+])  # fmt: skip
 def test_a_map_is_folded_where_pixels_do_not_meet(before: Graph, folded: tuple[int, int] | None) -> None:
     after = fold_extents(before)
     if folded is None:

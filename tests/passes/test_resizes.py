@@ -285,16 +285,10 @@ def test_one_pixel_is_repeated_in_every_mode_and_in_every_step(mode: str, scale:
     becomes(resize_to_copies, graph, ["Concat", "DepthToSpace"] * steps)
 
 
-@pytest.mark.parametrize(
-    ("scales", "attrs"),
-    [
-        ((1.0, 1.0, 2.0, 2.0), {"mode": "linear"}),
-        ((1.0, 1.0, 1.5, 1.5), {}),
-        ((1.0, 1.0, 2.0, 4.0), {}),
-        ((1.0, 1.0, 0.5, 0.5), {}),
-        ((1.0, 2.0, 2.0, 2.0), {}),
-    ],
-)
+@pytest.mark.parametrize(("scales", "attrs"), [
+    ((1.0, 1.0, 2.0, 2.0), {"mode": "linear"}), ((1.0, 1.0, 1.5, 1.5), {}), ((1.0, 1.0, 2.0, 4.0), {}),
+    ((1.0, 1.0, 0.5, 0.5), {}), ((1.0, 2.0, 2.0, 2.0), {}),
+])  # fmt: skip
 def test_other_interpolation_stays(scales: tuple[float, ...], attrs: dict[str, str]) -> None:
     graph = resized((1, 2, 4, 4), scales, **attrs)
     assert resize_to_copies(graph) is graph

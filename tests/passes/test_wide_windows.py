@@ -154,15 +154,10 @@ def test_an_average_at_a_stride_above_15_is_one_of_averages() -> None:
 MOVE = ["Reshape", "Transpose", "Reshape"]
 
 
-@pytest.mark.parametrize(
-    ("dilations", "pads", "inner"),
-    [
-        ((6, 6), (6, 6, 6, 6), (3, 3)),
-        ((8, 1), (8, 1, 8, 1), (4, 1)),
-        ((5, 3), (0, 2, 3, 4), (1, 3)),
-        ((6, 9), (1, 9, 9, 9), (3, 3)),
-    ],
-)
+@pytest.mark.parametrize(("dilations", "pads", "inner"), [
+    ((6, 6), (6, 6, 6, 6), (3, 3)), ((8, 1), (8, 1, 8, 1), (4, 1)), ((5, 3), (0, 2, 3, 4), (1, 3)),
+    ((6, 9), (1, 9, 9, 9), (3, 3)),
+])  # fmt: skip
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_wide_dilation_becomes_a_permitted_one(
     dilations: tuple[int, int], pads: tuple[int, ...], inner: tuple[int, int], group: int
@@ -305,27 +300,18 @@ def assert_divided_by_taps(graph: Graph) -> None:
                 assert end <= window.begins[axis] + extent + window.ends[axis]
 
 
-@pytest.mark.parametrize(
-    ("shape", "attrs", "regions"),
-    [
-        ((6, 6), {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}, 9),
-        ((6, 6), {"kernel_shape": (3, 3), "pads": (1, 0, 1, 0)}, 3),
-        ((7, 6), {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "strides": (2, 2)}, 6),
-        ((8, 8), {"kernel_shape": (5, 5), "pads": (2, 2, 2, 2)}, 25),
-        ((7, 7), {"kernel_shape": (2, 2), "strides": (2, 2), "ceil_mode": 1}, 4),
-        ((7, 5), {"kernel_shape": (3, 3), "strides": (2, 3), "pads": (0, 1, 1, 0), "ceil_mode": 1}, 4),
-        (
-            (8, 8),
-            {
-                "kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "ceil_mode": 1,
-                "count_include_pad": 1,
-            },
-            4,
-        ),
-        ((2, 9), {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}, 6),
-        ((5, 5), {"kernel_shape": (5, 5), "pads": (2, 2, 2, 2), "strides": (2, 2)}, 9),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("shape", "attrs", "regions"), [
+    ((6, 6), {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}, 9),
+    ((6, 6), {"kernel_shape": (3, 3), "pads": (1, 0, 1, 0)}, 3),
+    ((7, 6), {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "strides": (2, 2)}, 6),
+    ((8, 8), {"kernel_shape": (5, 5), "pads": (2, 2, 2, 2)}, 25),
+    ((7, 7), {"kernel_shape": (2, 2), "strides": (2, 2), "ceil_mode": 1}, 4),
+    ((7, 5), {"kernel_shape": (3, 3), "strides": (2, 3), "pads": (0, 1, 1, 0), "ceil_mode": 1}, 4),
+    ((8, 8), {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "ceil_mode": 1,
+        "count_include_pad": 1}, 4),
+    ((2, 9), {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}, 6),
+    ((5, 5), {"kernel_shape": (5, 5), "pads": (2, 2, 2, 2), "strides": (2, 2)}, 9),
+])  # fmt: skip
 def test_every_region_has_its_own_kernel(
     shape: tuple[int, int], attrs: dict[str, Attr], regions: int, onnxruntime_values: Reference
 ) -> None:
@@ -413,16 +399,10 @@ def between_functions(*cuts: tuple[int, int, int, int]) -> Graph:
     return network((1, 3, 7, 8), "y", node("Relu", "x", "a"), cut("a", "b", *cuts), node("Sigmoid", "b", "y"))
 
 
-@pytest.mark.parametrize(
-    ("cuts", "strides"),
-    [
-        (((2, 0, 7, 2), (3, 1, 8, 2)), (2, 2)),
-        (((3, 2, 8, 5),), (1, 5)),
-        (((2, 1, 6, 3), (3, 0, 8, 1)), (3, 1)),
-        (((1, 1, 3, 1), (2, 0, 7, 2)), (2, 1)),
-        (((2, 6, 7, 4),), (4, 1)),
-    ],
-)
+@pytest.mark.parametrize(("cuts", "strides"), [
+    (((2, 0, 7, 2), (3, 1, 8, 2)), (2, 2)), (((3, 2, 8, 5),), (1, 5)), (((2, 1, 6, 3), (3, 0, 8, 1)), (3, 1)),
+    (((1, 1, 3, 1), (2, 0, 7, 2)), (2, 1)), (((2, 6, 7, 4),), (4, 1)),
+])  # fmt: skip
 def test_steps_are_the_strides_of_a_convolution(
     cuts: tuple[tuple[int, int, int, int], ...], strides: tuple[int, int]
 ) -> None:

@@ -40,16 +40,11 @@ def test_zeros_before_a_convolution_become_its_padding() -> None:
     assert sources(found, "y") == ("p", "y")
 
 
-@pytest.mark.parametrize(
-    "pad",
-    [
-        node("Pad", "x", "p", pads=AROUND, value=1.0),
-        node("Pad", "x", "p", pads=AROUND, mode="reflect"),
-        node("Pad", "x", "p", pads=AROUND, mode="edge"),
-        node("Pad", "x", "p", pads=(0, 0, 1, 0, 0, 0, -1, 0)),
-        node("Pad", "x", "p", pads=(1, 0, 1, 0, 0, 0, 0, 0)),
-    ],
-)
+@pytest.mark.parametrize("pad", [
+    node("Pad", "x", "p", pads=AROUND, value=1.0), node("Pad", "x", "p", pads=AROUND, mode="reflect"),
+    node("Pad", "x", "p", pads=AROUND, mode="edge"), node("Pad", "x", "p", pads=(0, 0, 1, 0, 0, 0, -1, 0)),
+    node("Pad", "x", "p", pads=(1, 0, 1, 0, 0, 0, 0, 0)),
+])  # fmt: skip
 def test_padding_that_is_not_zeros_around_the_image_stays(pad) -> None:
     graph = network((1, 3, 6, 6), "y", pad, node("Conv", "p w", "y"), w=(4, 3, 3, 3))
     assert merge_pads(graph) is graph
@@ -94,18 +89,12 @@ def test_zeros_before_an_average_are_merged_if_every_window_counts_its_padding(
     becomes(merge_pads, graph, ["AveragePool"] if merged else ["Pad", "AveragePool"])
 
 
-@pytest.mark.parametrize(
-    ("before", "value", "merged"),
-    [
-        (node("Neg", "x", "a"), -inf, True),
-        (node("Neg", "x", "a"), -3.4028235e38, True),
-        (node("Neg", "x", "a"), 0.0, False),
-        (node("Relu", "x", "a"), 0.0, True),
-        (node("Sigmoid", "x", "a"), 0.0, True),
-        (node("Clip", "x", "a", min=-1.0, max=1.0), 0.0, False),
-        (node("Clip", "x", "a", min=-1.0, max=1.0), -1.0, True),
-    ],
-)
+@pytest.mark.parametrize(("before", "value", "merged"), [
+    (node("Neg", "x", "a"), -inf, True), (node("Neg", "x", "a"), -3.4028235e38, True),
+    (node("Neg", "x", "a"), 0.0, False), (node("Relu", "x", "a"), 0.0, True),
+    (node("Sigmoid", "x", "a"), 0.0, True), (node("Clip", "x", "a", min=-1.0, max=1.0), 0.0, False),
+    (node("Clip", "x", "a", min=-1.0, max=1.0), -1.0, True),
+])  # fmt: skip
 def test_padding_before_a_maximum_is_merged_if_it_never_wins(before, value: float, merged: bool) -> None:
     pool = node("MaxPool", "p", "y", kernel_shape=(3, 3), strides=(2, 2))
     graph = network((1, 3, 8, 8), "y", before, node("Pad", "a", "p", pads=AROUND, value=value), pool)
@@ -443,16 +432,10 @@ def test_rows_come_before_columns() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "attrs",
-    [
-        {"kernel_shape": (8, 8)},
-        {"kernel_shape": (3, 3), "dilations": (3, 4)},
-        {"kernel_shape": (140, 1)},
-        {"kernel_shape": (3, 1), "dilations": (40, 1)},
-        {"kernel_shape": (9, 9), "strides": (17, 1)},
-    ],
-)
+@pytest.mark.parametrize("attrs", [
+    {"kernel_shape": (8, 8)}, {"kernel_shape": (3, 3), "dilations": (3, 4)}, {"kernel_shape": (140, 1)},
+    {"kernel_shape": (3, 1), "dilations": (40, 1)}, {"kernel_shape": (9, 9), "strides": (17, 1)},
+])  # fmt: skip
 def test_small_windows_and_those_without_a_division_stay(attrs: dict[str, Attr]) -> None:
     graph = pooled((150, 20), **attrs)
     assert split_max_pool(graph) is graph

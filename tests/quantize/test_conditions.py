@@ -91,17 +91,10 @@ def test_a_bias_takes_a_zero_point_where_no_padding_surrounds_the_map(
 ONE = np.eye(2, dtype=np.float32)[..., None, None]
 
 
-@pytest.mark.parametrize(
-    ("weights", "selecting"),
-    [
-        (ONE, True),
-        (ONE[::-1].copy(), True),
-        (2 * ONE, False),
-        (-ONE, False),
-        (np.ones((2, 2, 1, 1), np.float32), False),
-        (0 * ONE, False),
-    ],
-)
+@pytest.mark.parametrize(("weights", "selecting"), [
+    (ONE, True), (ONE[::-1].copy(), True), (2 * ONE, False), (-ONE, False),
+    (np.ones((2, 2, 1, 1), np.float32), False), (0 * ONE, False),
+])  # fmt: skip
 def test_a_selection_has_one_tap_of_1_for_each_result(weights: Array, selecting: bool) -> None:
     graph = network((1, 2, 4, 4), "y", node("Conv", "x w", "y"), w=weights)
     assert selects(graph, graph.nodes[0]) is selecting

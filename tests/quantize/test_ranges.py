@@ -249,16 +249,10 @@ def test_without_the_host_they_are_refused_by_name(tmp_path: Path) -> None:
     assert {each.code for each in error.value.problems} == {"E205"}
 
 
-@pytest.mark.parametrize(
-    ("largest", "within"),
-    [
-        (LARGEST * 0.999, True),
-        (LARGEST * 1.001, False),
-        (NOTHING * 1.001, True),
-        (NOTHING * 0.999, False),
-        (0, True),
-    ],
-)
+@pytest.mark.parametrize(("largest", "within"), [
+    (LARGEST * 0.999, True), (LARGEST * 1.001, False), (NOTHING * 1.001, True), (NOTHING * 0.999, False),
+    (0, True),
+])  # fmt: skip
 @pytest.mark.parametrize("place", ["x", "y"])
 def test_the_largest_and_the_smallest_scale_are_the_borders(largest: float, within: bool, place: str) -> None:
     node = Node("Relu", ("x",), ("y",), {}, "n")

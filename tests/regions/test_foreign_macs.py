@@ -26,18 +26,11 @@ def of_lstm() -> onnx.ModelProto:
     return network([made], (5, 1, 4), held, com_microsoft=1)
 
 
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
-        (of_lstm, 5 * (4 * 12 + 3 * 12)),
-        ("FusedConv", 4 * 3 * 3 * 2 * 3 * 3),
-        ("FusedGemm", 3 * 4 * 5),
-        ("of Tanh", 3 * 4 * 5),
-        ("FusedMatMul 10, batches 00", 2 * 3 * 5 * 4),
-        ("MatMulNBits 4 32 16 none", 3 * 5 * 32),
-        ("SkipLayerNormalization", 0),
-    ],
-)
+@pytest.mark.parametrize(("made", "expected"), [
+    (of_lstm, 5 * (4 * 12 + 3 * 12)), ("FusedConv", 4 * 3 * 3 * 2 * 3 * 3), ("FusedGemm", 3 * 4 * 5),
+    ("of Tanh", 3 * 4 * 5), ("FusedMatMul 10, batches 00", 2 * 3 * 5 * 4),
+    ("MatMulNBits 4 32 16 none", 3 * 5 * 32), ("SkipLayerNormalization", 0),
+])  # fmt: skip
 def test_a_node_counts_its_products(made: Any, expected: int) -> None:
     model: Any = made() if callable(made) else model_of(*CASES[made])[0]
     network = import_nodes(model, Path(), {})

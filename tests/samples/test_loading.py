@@ -121,18 +121,11 @@ def test_at_most_so_many_samples_can_be_asked_for(tmp_path: Path) -> None:
     assert len(found.first(None)) == len(found.first(99)) == 5
 
 
-@pytest.mark.parametrize(
-    ("values", "found"),
-    [
-        (np.zeros((5, 3, 2)), "float64 [5, 3, 2]"),
-        (np.zeros((5, 6)), "float64 [5, 6]"),
-        (np.zeros(6), "float64 [6]"),
-        (np.float32(3), "float32 []"),
-        (np.zeros((2, 5, 1, 2, 3)), "[2, 5, 1, 2, 3]"),
-        (np.zeros((5, 2, 3), complex), "complex128"),
-        (np.full((5, 2, 3), "a"), "<U1"),
-    ],
-)
+@pytest.mark.parametrize(("values", "found"), [
+    (np.zeros((5, 3, 2)), "float64 [5, 3, 2]"), (np.zeros((5, 6)), "float64 [5, 6]"), (np.zeros(6), "float64 [6]"),
+    (np.float32(3), "float32 []"), (np.zeros((2, 5, 1, 2, 3)), "[2, 5, 1, 2, 3]"),
+    (np.zeros((5, 2, 3), complex), "complex128"), (np.full((5, 2, 3), "a"), "<U1"),
+])  # fmt: skip
 def test_a_wrong_shape_or_type_is_refused_with_what_is_wanted(tmp_path: Path, values: Any, found: str) -> None:
     problem = _refused(_file(tmp_path, x=values), ONE)
     assert (problem.code, problem.tensor) == ("E402", "input")

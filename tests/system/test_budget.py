@@ -140,18 +140,11 @@ HUGE = {
     "a long range": (long_range(), "E110"),
     "a tile": (by_reference("Tile", [VALUES, shape("n", 1 << 30)]), "E110"),
     "a window function": (by_reference("HannWindow", [COUNT]), "E110"),
-    "an outer product": (
-        model_of(
-            [helper.make_node("MatMul", ["a", "b"], ["m"]),
-             helper.make_node("ReduceSum", ["m"], ["s"], keepdims=0),
-             helper.make_node("Add", ["x", "s"], ["y"])],
-            [COLUMN, ROW],
-        ),
-        "E110",
-    ),
-    "an expansion at run time": (
-        model_of([helper.make_node("Expand", ["x", "s"], ["y"])], [shape("s", 1 << 28, 4)]), "E110"
-    ),
+    "an outer product": (model_of([helper.make_node("MatMul", ["a", "b"], ["m"]),
+        helper.make_node("ReduceSum", ["m"], ["s"], keepdims=0), helper.make_node("Add", ["x", "s"], ["y"])],
+        [COLUMN, ROW]), "E110"),
+    "an expansion at run time": (model_of([helper.make_node("Expand", ["x", "s"], ["y"])],
+        [shape("s", 1 << 28, 4)]), "E110"),
 }  # fmt: skip
 
 

@@ -201,43 +201,35 @@ ERRORS = ("Error", "UnsupportedOperator", "DoesNotFit", "Mismatch", "Problem", "
 SAID = ("reason", "remedy", "limit", "hint", "known", "said")
 """Parts of errors under construction."""
 OURS = {
-    "the whole line is escaped where it is put together": {
-        ("errors.py", "self.node"), ("errors.py", "self.tensor"), ("ir.py", "self.name"), ("ir.py", "node.op"),
-        ("ir.py", "self.tensors[name]"), ("errors.py", "Path(last.tb_frame.f_code.co_filename).name"),
-    },
-    "the page's templates and drawings escape what they are given (svg.py)": {
-        ("charts.py", "name"), ("charts.py", "each.label"), ("charts.py", "layer['name']"),
-        ("drawing.py", "layer['name']"), ("drawing.py", "layer['op']"), ("drawing.py", "name"),
-        ("drawing.py", "op"), ("drawing.py", "step['node']"), ("drawing.py", "why['op']"),
-        ("page.py", "', '.join(entry['nodes'])"),
+    "the whole line is escaped where it is put together": {("errors.py", "self.node"),
+        ("errors.py", "self.tensor"), ("ir.py", "self.name"), ("ir.py", "node.op"),
+        ("ir.py", "self.tensors[name]"), ("errors.py", "Path(last.tb_frame.f_code.co_filename).name")},
+    "the page's templates and drawings escape what they are given (svg.py)": {("charts.py", "name"),
+        ("charts.py", "each.label"), ("charts.py", "layer['name']"), ("drawing.py", "layer['name']"),
+        ("drawing.py", "layer['op']"), ("drawing.py", "name"), ("drawing.py", "op"),
+        ("drawing.py", "step['node']"), ("drawing.py", "why['op']"), ("page.py", "', '.join(entry['nodes'])"),
         ("page.py", "what"), ("page.py", "each.label"), ("page.py", "why['op']"), ("page.py", "report['machine']"),
-        ("sweep_page.py", "name"),
-        ("sweep_page.py", "report['model']"),
-        ("sweep_page.py", "report['machine']"), ("sweep_page.py", "point['machine']"),
-    },
-    "parts of a message that is escaped where it is printed": {
-        ("flags.py", "name"), ("table.py", "name"), ("account.py", "what"), ("records.py", "name"),
-        ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"),
-        ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
-        ("terminal.py", "name[3 - width:]"), ("terminal.py", "name"), ("tables.py", "name"),
-        ("c_code.py", "name"), ("c_code.py", "title"), ("terminal.py", "what"), ("tables.py", "row['target']"),
-        ("tables.py", "row['machine']"),
-    },
-    "words of npuc: targets, layers by number, C's own names, registers, files": {
-        ("bisection.py", "target.name"), ("c_text.py", "text"), ("c_text.py", "name"), ("c_export.py", "name"),
-        ("c_export.py", "title"), ("c_export.py", "text"), ("kernel.py", "name"), ("kernel.py", "title"),
-        ("kernel.py", "region.name"), ("c_code.py", "each.name"), ("c_code.py", "text"), ("composite.py", "name"),
-        ("files.py", "path.name"), ("running.py", "each.layer"),
-        ("assembling.py", "name"), ("post_processing.py", "name"), ("test_programs.py", "each.name"),
-        ("host.py", "name"), ("program.py", "trace.name"), ("program.py", "name"), ("program.py", "region"),
-        ("program.py", "source"), ("program.py", "command.source"), ("program.py", "title"),
-        ("program.py", "register.title"), ("frozen.py", "each.name"), ("build.py", "kept.name"),
-        ("build.py", "Path(tool).name"), ("core.py", "name"), ("verilog.py", "name"), ("verilog.py", "self.name"),
-        ("verilog.py", "label"), ("verilog.py", "text"), ("disassembly.py", "text"), ("table.py", "call.name"),
-    },
-    "identifiers of C: an artefact with any other is refused (Contents._check_regions)": {
-        ("kernel.py", "region"), ("table.py", "region"),
-    },
+        ("sweep_page.py", "name"), ("sweep_page.py", "report['model']"), ("sweep_page.py", "report['machine']"),
+        ("sweep_page.py", "point['machine']")},
+    "parts of a message that is escaped where it is printed": {("flags.py", "name"), ("table.py", "name"),
+        ("account.py", "what"), ("records.py", "name"), ("checking.py", "model"), ("checking.py", "name"),
+        ("checking.py", "each['op']"), ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
+        ("terminal.py", "name[3 - width:]"), ("terminal.py", "name"), ("tables.py", "name"), ("c_code.py", "name"),
+        ("c_code.py", "title"), ("terminal.py", "what"), ("tables.py", "row['target']"),
+        ("tables.py", "row['machine']")},
+    "words of npuc: targets, layers by number, C's own names, registers, files": {("bisection.py", "target.name"),
+        ("c_text.py", "text"), ("c_text.py", "name"), ("c_export.py", "name"), ("c_export.py", "title"),
+        ("c_export.py", "text"), ("kernel.py", "name"), ("kernel.py", "title"), ("kernel.py", "region.name"),
+        ("c_code.py", "each.name"), ("c_code.py", "text"), ("composite.py", "name"), ("files.py", "path.name"),
+        ("running.py", "each.layer"), ("assembling.py", "name"), ("post_processing.py", "name"),
+        ("test_programs.py", "each.name"), ("host.py", "name"), ("program.py", "trace.name"),
+        ("program.py", "name"), ("program.py", "region"), ("program.py", "source"),
+        ("program.py", "command.source"), ("program.py", "title"), ("program.py", "register.title"),
+        ("frozen.py", "each.name"), ("build.py", "kept.name"), ("build.py", "Path(tool).name"),
+        ("core.py", "name"), ("verilog.py", "name"), ("verilog.py", "self.name"), ("verilog.py", "label"),
+        ("verilog.py", "text"), ("disassembly.py", "text"), ("table.py", "call.name")},
+    "identifiers of C: an artefact with any other is refused (Contents._check_regions)": {("kernel.py", "region"),
+        ("table.py", "region")},
 }  # fmt: skip
 """By file and expression: why it needs no escape there."""
 EXCUSED = frozenset().union(*OURS.values())
@@ -343,14 +335,9 @@ def test_the_lint_finds_a_planted_name(line: str) -> None:
     assert writes_lines(tree) and list(unescaped(tree))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        'f"{c_comment(node.name)}\\n"',
-        'f"/* {count} */\\n"',
-        'ArtefactError("E502", f"{name} is damaged\\n")',
-        '"a" + c_string(step.op) + "\\n"',
-    ],
-)
+@pytest.mark.parametrize("line", [
+    'f"{c_comment(node.name)}\\n"', 'f"/* {count} */\\n"', 'ArtefactError("E502", f"{name} is damaged\\n")',
+    '"a" + c_string(step.op) + "\\n"',
+])  # fmt: skip
 def test_the_lint_lets_escaped_names_and_errors_pass(line: str) -> None:
     assert not list(unescaped(ast.parse(f"def written(node, layers):\n    return {line}\n")))

@@ -92,16 +92,10 @@ def test_json_takes_file_names_that_are_not_utf8() -> None:
     assert json.loads(as_json({"file": "\udcff.onnx"})) == {"file": "\udcff.onnx"}
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("easynp", " Did you mean 'easynpu'?"),
-        ("EASYNPU", " Did you mean 'easynpu'?"),
-        ("bm168", " Did you mean 'bm1684'?"),
-        ("tpu-v4", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "hint"), [
+    ("easynp", " Did you mean 'easynpu'?"), ("EASYNPU", " Did you mean 'easynpu'?"),
+    ("bm168", " Did you mean 'bm1684'?"), ("tpu-v4", ""), ("", ""),
+])  # fmt: skip
 def test_a_hint_names_only_what_is_close(name: str, hint: str) -> None:
     assert closest(name, ("easynpu", "bm1684")) == hint
 

@@ -204,19 +204,11 @@ def test_outputs_that_are_not_what_they_are_taken_for_are_refused(
     assert caught.value.problems[0].code == "E402" and caught.value.problems[0].remedy
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        np.zeros(2),
-        np.zeros((2, 3, 4)),
-        np.full((2, 1, 5), -1.0),
-        np.array([[[0, 8, 8, 8, 24]], [[0, 8, 8, 9, 24]]]),
-        np.array([[[0, np.nan, 8, 20, 24]], [[0, 8, 8, 9, 24]]]),
-        np.array([[[2, 1, 8, 20, 24]], [[0, 8, 8, 9, 24]]]),
-        np.array([[[0.5, 1, 8, 20, 24]], [[0, 8, 8, 9, 24]]]),
-        np.array([["car"], ["dog"]]),
-    ],
-)
+@pytest.mark.parametrize("labels", [
+    np.zeros(2), np.zeros((2, 3, 4)), np.full((2, 1, 5), -1.0), np.array([[[0, 8, 8, 8, 24]], [[0, 8, 8, 9, 24]]]),
+    np.array([[[0, np.nan, 8, 20, 24]], [[0, 8, 8, 9, 24]]]), np.array([[[2, 1, 8, 20, 24]], [[0, 8, 8, 9, 24]]]),
+    np.array([[[0.5, 1, 8, 20, 24]], [[0, 8, 8, 9, 24]]]), np.array([["car"], ["dog"]]),
+])  # fmt: skip
 def test_labels_that_are_no_boxes_are_refused(labels: np.ndarray) -> None:
     exact = digests((CORNERS, SCORES * 0.9), (CORNERS, SCORES * 0.9))
     with pytest.raises(DataError) as caught:

@@ -105,15 +105,10 @@ def test_labels_come_before_shapes() -> None:
     assert choose_metric(vector, samples(np.ones((2, 10))), Asked())[0].name == "regression"
 
 
-@pytest.mark.parametrize(
-    ("outputs", "options", "error"),
-    [
-        ([(1, 20, 4)], {"metric": "detections"}, DataError),
-        ([(1, 2, 3, 4)], {"metric": "ctc"}, DataError),
-        ([(-1, 20)], {"metric": "regression"}, DataError),
-        ([(1, 20)], {"metric": "no.py:function"}, DataError),
-    ],
-)
+@pytest.mark.parametrize(("outputs", "options", "error"), [
+    ([(1, 20, 4)], {"metric": "detections"}, DataError), ([(1, 2, 3, 4)], {"metric": "ctc"}, DataError),
+    ([(-1, 20)], {"metric": "regression"}, DataError), ([(1, 20)], {"metric": "no.py:function"}, DataError),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused(
     outputs: list[tuple[int, ...]], options: dict[str, Any], error: type[Exception]
 ) -> None:

@@ -31,16 +31,10 @@ def test_integers_are_not_compared() -> None:
     assert not Nearness(FLOAT, "int8").lost_outputs({"y": integers}, {"y": -integers})
 
 
-@pytest.mark.parametrize(
-    ("graph", "wanted", "error", "far"),
-    [
-        (QUANTISED, SIGNAL, 2.5, "y"),
-        (QUANTISED, 0.1 * SIGNAL, 1.9 * STEP, None),
-        (QUANTISED, SIGNAL, 1.0, None),
-        (FLOAT, SIGNAL, 2.5, None),
-    ],
-    ids=["far", "within two steps", "8 dB", "no model with scales"],
-)  # fmt: skip
+@pytest.mark.parametrize(("graph", "wanted", "error", "far"), [
+    (QUANTISED, SIGNAL, 2.5, "y"), (QUANTISED, 0.1 * SIGNAL, 1.9 * STEP, None), (QUANTISED, SIGNAL, 1.0, None),
+    (FLOAT, SIGNAL, 2.5, None),
+], ids=["far", "within two steps", "8 dB", "no model with scales"])  # fmt: skip
 def test_only_an_error_that_rounding_does_not_explain_is_far(
     graph: Graph, wanted: Array, error: float, far: str | None
 ) -> None:
