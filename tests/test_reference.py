@@ -97,17 +97,9 @@ def test_large_weights_are_computed_with_as_they_are(monkeypatch: pytest.MonkeyP
 
 def test_two_roundings_behind_each_other_are_both_done() -> None:
     """0.37 is 0.36 in steps of 0.03, and then 0.5 in steps of 0.5; 0.2 is 0.21, and then 0."""
-    graph = network(
-        (2,),
-        "y",
-        node("QuantizeLinear", "x fine zero", "q"),
-        node("DequantizeLinear", "q fine zero", "a"),
-        node("QuantizeLinear", "a coarse zero", "r"),
-        node("DequantizeLinear", "r coarse zero", "y"),
-        fine=0.03,
-        coarse=0.5,
-        zero=np.int8(5),
-    )
+    graph = network((2,), "y", node("QuantizeLinear", "x fine zero", "q"),
+        node("DequantizeLinear", "q fine zero", "a"), node("QuantizeLinear", "a coarse zero", "r"),
+        node("DequantizeLinear", "r coarse zero", "y"), fine=0.03, coarse=0.5, zero=np.int8(5))  # fmt: skip
     (found,) = session(to_onnx(graph)).run(["y"], {"x": np.array([0.37, 0.2], np.float32)})
     np.testing.assert_array_equal(found, np.array([0.5, 0], np.float32))
 

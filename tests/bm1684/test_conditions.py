@@ -166,15 +166,8 @@ def test_integers_are_refused() -> None:
 
 def test_integers_that_are_moved_to_an_output_are_verified(tmp_path: Path) -> None:
     need_compiler()
-    graph = network(
-        (1, 4, 4, 3),
-        "q y",
-        RELU,
-        node("QuantizeLinear", "a s z", "q"),
-        node("Transpose", "q", "y", perm=(0, 2, 3, 1)),
-        s=0.05,
-        z=np.int8(3),
-    )
+    graph = network((1, 4, 4, 3), "q y", RELU, node("QuantizeLinear", "a s z", "q"),
+        node("Transpose", "q", "y", perm=(0, 2, 3, 1)), s=0.05, z=np.int8(3))  # fmt: skip
     report = verified(graph, Case("bm1684", "fp32"), tmp_path, samples=2)
     assert all(each["max_abs_error"] <= 1 for each in report["outputs"])
 

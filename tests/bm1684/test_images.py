@@ -19,26 +19,13 @@ from tests.passes.networks import network, node
 
 def _network(*, images: int = 3, extent: int = 20) -> Graph:
     half = extent // 2
-    return network(
-        (images, 6, extent, extent),
-        "y s",
-        node("Conv", "x a", "c", pads=(1, 1, 1, 1)),
-        node("PRelu", "c slope", "p"),
-        node("MaxPool", "p", "m", kernel_shape=(2, 2), strides=(2, 2)),
-        node("Add", "m bias", "b"),
-        node("Reshape", "b", "g", shape=(images, 2, 5, half, half)),
-        node("Transpose", "g", "t", perm=(0, 2, 1, 3, 4)),
-        node("Reshape", "t", "h", shape=(images, 10, half, half)),
-        node("Softmax", "h", "s", axis=1),
-        node("Concat", "h b", "k", axis=1),
-        node("GlobalAveragePool", "k", "v"),
-        node("Reshape", "v", "f", shape=(images, 20)),
-        node("MatMul", "f w", "y"),
-        a=(10, 6, 3, 3),
-        slope=(10, 1, 1),
-        bias=(1, 10, 1, 1),
-        w=(20, 7),
-    )
+    return network((images, 6, extent, extent), "y s", node("Conv", "x a", "c", pads=(1, 1, 1, 1)),
+        node("PRelu", "c slope", "p"), node("MaxPool", "p", "m", kernel_shape=(2, 2), strides=(2, 2)),
+        node("Add", "m bias", "b"), node("Reshape", "b", "g", shape=(images, 2, 5, half, half)),
+        node("Transpose", "g", "t", perm=(0, 2, 1, 3, 4)), node("Reshape", "t", "h",
+        shape=(images, 10, half, half)), node("Softmax", "h", "s", axis=1), node("Concat", "h b", "k", axis=1),
+        node("GlobalAveragePool", "k", "v"), node("Reshape", "v", "f", shape=(images, 20)),
+        node("MatMul", "f w", "y"), a=(10, 6, 3, 3), slope=(10, 1, 1), bias=(1, 10, 1, 1), w=(20, 7))  # fmt: skip
 
 
 def test_every_image_has_a_network_with_the_same_meaning() -> None:
@@ -85,20 +72,12 @@ def test_images_take_names_that_the_model_has_not() -> None:
 def _upwards(*, images: int = 3, extent: int = 20) -> Graph:
     """A way up, as in a U-Net, and what else keeps images apart."""
     enlarged = (images, 6, 2 * extent, 2 * extent)
-    return network(
-        (images, 6, extent, extent),
-        "y m",
-        node("LRN", "x", "l", size=3),
-        node(
-            "Resize", "l", "r", sizes=enlarged, scales=(1.0, 1.0, 2.0, 2.0), mode="nearest", nearest_mode="floor"
-        ),
-        node("Resize", "l", "i", sizes=enlarged, scales=(1.0, 1.0, 2.0, 2.0), mode="linear"),
-        node("Add", "r i", "s"),
-        node("Pad", "s", "p", pads=(0, 0, 1, 0, 0, 0, 1, 2)),
-        node("Conv", "p a", "y", pads=(0, 0, 0, 0)),
-        node("ReduceMax", "y", "m", axes=(1, 3), keepdims=1),
-        a=(10, 6, 3, 3),
-    )
+    return network((images, 6, extent, extent), "y m", node("LRN", "x", "l", size=3),
+        node("Resize", "l", "r", sizes=enlarged, scales=(1.0, 1.0, 2.0, 2.0), mode="nearest",
+        nearest_mode="floor"), node("Resize", "l", "i", sizes=enlarged, scales=(1.0, 1.0, 2.0, 2.0),
+        mode="linear"), node("Add", "r i", "s"), node("Pad", "s", "p", pads=(0, 0, 1, 0, 0, 0, 1, 2)),
+        node("Conv", "p a", "y", pads=(0, 0, 0, 0)), node("ReduceMax", "y", "m", axes=(1, 3), keepdims=1),
+        a=(10, 6, 3, 3))  # fmt: skip
 
 
 @pytest.mark.parametrize(("build", "images", "extent"), [(_network, 3, 20), (_network, 4, 160), (_upwards, 4, 16)])

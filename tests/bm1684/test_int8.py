@@ -274,14 +274,8 @@ def test_channels_between_parts_of_the_host_have_scales_of_their_own(tmp_path: P
     need_compiler()
     sizes = np.geomspace(0.01, 1, 6).astype(np.float32)
     w = np.random.default_rng(0).standard_normal((6, 1, 3, 3)).astype(np.float32) * sizes[:, None, None, None]
-    graph = networks.network(
-        (1, 6, 5, 5),
-        "y",
-        node("Ceil", "x", "s"),
-        node("Conv", "s w", "c", group=6, pads=(1, 1, 1, 1)),
-        node("Floor", "c", "y"),
-        w=w,
-    )
+    graph = networks.network((1, 6, 5, 5), "y", node("Ceil", "x", "s"),
+        node("Conv", "s w", "c", group=6, pads=(1, 1, 1, 1)), node("Floor", "c", "y"), w=w)  # fmt: skip
     values = np.random.default_rng(1).standard_normal((24, 1, 6, 5, 5)).astype(np.float32)
     np.savez(tmp_path / "samples.npz", x=values)
     model, samples, out = tmp_path / "m.onnx", tmp_path / "samples.npz", tmp_path / "m.npu"

@@ -17,17 +17,10 @@ from tests.passes.networks import network, node
 def _shuffled(groups: int, channels: int) -> Graph:
     """A channel shuffle between convolutions, as ShuffleNet has it."""
     each = channels // groups
-    return network(
-        (1, 8, 9, 7),
-        "y",
-        node("Conv", "x a", "c"),
-        node("Reshape", "c", "g", shape=(1, groups, each, 9, 7)),
-        node("Transpose", "g", "t", perm=(0, 2, 1, 3, 4)),
-        node("Reshape", "t", "s", shape=(1, channels, 9, 7)),
-        node("Conv", "s b", "y"),
-        a=(channels, 8, 1, 1),
-        b=(5, channels, 1, 1),
-    )
+    return network((1, 8, 9, 7), "y", node("Conv", "x a", "c"), node("Reshape", "c", "g",
+        shape=(1, groups, each, 9, 7)), node("Transpose", "g", "t", perm=(0, 2, 1, 3, 4)),
+        node("Reshape", "t", "s", shape=(1, channels, 9, 7)), node("Conv", "s b", "y"), a=(channels, 8, 1, 1),
+        b=(5, channels, 1, 1))  # fmt: skip
 
 
 def _turned() -> Graph:

@@ -52,15 +52,8 @@ def test_slopes_up_to_1_need_no_limit_at_0(
 
 
 def test_a_store_runs_beside_a_computation_of_something_else() -> None:
-    graph = network(
-        (1, 8, 40, 40),
-        "y z",
-        node("Conv", "x a", "c"),
-        node("Conv", "x b", "z"),
-        node("Transpose", "c", "y", perm=(0, 2, 3, 1)),
-        a=(6, 8, 1, 1),
-        b=(70, 8, 3, 3),
-    )
+    graph = network((1, 8, 40, 40), "y z", node("Conv", "x a", "c"), node("Conv", "x b", "z"),
+        node("Transpose", "c", "y", perm=(0, 2, 3, 1)), a=(6, 8, 1, 1), b=(70, 8, 3, 3))  # fmt: skip
     regions = planner.plan(rules.lower(graph, Machine()), Machine()).regions
     beside = [each for each in regions if each.bdc and any(call.name.endswith("L2S") for call in each.gdma)]
     assert beside and beside[0].bdc[0].name == "bdc_conv2d"

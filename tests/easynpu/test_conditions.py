@@ -55,14 +55,9 @@ def test_a_chain_ends_where_the_document_has_it_end(name: str, layers: list[str]
 def test_a_chain_ends_where_the_pads_are_full(tmp_path: Path) -> None:
     machine = tmp_path / "small.toml"
     machine.write_text("parameter_pad_entries = 24\n", encoding="ascii")
-    graph = network(
-        (1, 16, 6, 6),
-        "y",
-        node("Conv", "x w", "a", kernel_shape=(1, 1)),
-        node("Tanh", "a", "b"),
-        node("LeakyRelu", "b", "y", alpha=0.3),
-        w=np.random.default_rng(3).standard_normal((16, 16, 1, 1)).astype(np.float32) / 4,
-    )
+    graph = network((1, 16, 6, 6), "y", node("Conv", "x w", "a", kernel_shape=(1, 1)), node("Tanh", "a", "b"),
+        node("LeakyRelu", "b", "y", alpha=0.3), w=np.random.default_rng(3).standard_normal((16, 16, 1,
+        1)).astype(np.float32) / 4)  # fmt: skip
     assert verified(graph, Case("easynpu", "int8", machine=str(machine)), tmp_path)["bit_exact"]
 
 
@@ -93,31 +88,19 @@ def test_slopes_are_one_or_one_per_channel(shape: tuple[int, ...], refused: bool
 @pytest.mark.parametrize("isa", ["documented", "extended"])
 def test_joining_maps_of_the_host_for_the_host_takes_no_run(isa: str, tmp_path: Path) -> None:
     """What is mirrored is the host's, and so is the last border, which waits for the rows to be joined."""
-    graph = network(
-        (1, 3, 6, 6),
-        "y",
-        node("Tanh", "x", "a"),
-        node("Pad", "a", "b", mode="reflect", pads=(0, 0, 1, 0, 0, 0, 2, 1)),
-        node("Conv", "b w", "y"),
-        w=np.random.default_rng(4).standard_normal((4, 3, 3, 3)).astype(np.float32) / 5,
-    )
+    graph = network((1, 3, 6, 6), "y", node("Tanh", "x", "a"), node("Pad", "a", "b", mode="reflect",
+        pads=(0, 0, 1, 0, 0, 0, 2, 1)), node("Conv", "b w", "y"), w=np.random.default_rng(4).standard_normal((4, 3,
+        3, 3)).astype(np.float32) / 5)  # fmt: skip
     assert _checked(graph, isa, tmp_path) in ("ok", HOSTED)
 
 
 @pytest.mark.parametrize("isa", ["documented", "extended"])
 def test_a_batch_that_only_changes_shape_takes_no_run(isa: str, tmp_path: Path) -> None:
     """Rows that the host cuts from a map reach the array behind a Reshape alone."""
-    graph = network(
-        (1, 2, 3, 4),
-        "y",
-        node("Tanh", "x", "t"),
-        node("Reshape", "t", "r", shape=(3, 8)),
-        node("Gemm", "r g", "a"),
-        node("Reshape", "a", "b", shape=(3, 5, 1, 1)),
-        node("Conv", "b w", "y"),
+    graph = network((1, 2, 3, 4), "y", node("Tanh", "x", "t"), node("Reshape", "t", "r", shape=(3, 8)),
+        node("Gemm", "r g", "a"), node("Reshape", "a", "b", shape=(3, 5, 1, 1)), node("Conv", "b w", "y"),
         g=np.random.default_rng(5).standard_normal((5, 8)).astype(np.float32) / 3,
-        w=np.random.default_rng(6).standard_normal((4, 5, 1, 1)).astype(np.float32) / 2,
-    )
+        w=np.random.default_rng(6).standard_normal((4, 5, 1, 1)).astype(np.float32) / 2)  # fmt: skip
     assert _checked(graph, isa, tmp_path) in ("ok", HOSTED)
 
 

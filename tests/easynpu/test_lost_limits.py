@@ -93,15 +93,9 @@ def test_where_nothing_lies_beyond_the_limits_no_table_is_needed(before: Node, t
 
 
 def test_a_span_is_of_all_that_a_concatenation_takes() -> None:
-    graph = network(
-        (1, 4, 3, 3),
-        "y",
-        node("Relu", "x", "a"),
-        _rounded("x", "b", 0.5, 28),
-        node("MaxPool", "b", "p", kernel_shape=(1, 1), strides=(1, 1)),
-        node("Concat", "a p", "c", axis=1),
-        node("Concat", "c x", "y", axis=1),
-    )
+    graph = network((1, 4, 3, 3), "y", node("Relu", "x", "a"), _rounded("x", "b", 0.5, 28),
+        node("MaxPool", "b", "p", kernel_shape=(1, 1), strides=(1, 1)), node("Concat", "a p", "c", axis=1),
+        node("Concat", "c x", "y", axis=1))  # fmt: skip
     found = spans(graph)
     assert (found["a"], found["p"], found["c"]) == ((0.0, np.inf), (-78.0, 49.5), (-78.0, np.inf))
     assert "y" not in found

@@ -181,19 +181,9 @@ def test_values_that_are_all_at_a_limit_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_zero_point_that_is_larger_than_the_sum_before_it_keeps_32_bits(tmp_path: Path) -> None:
-    graph = network(
-        (1, 4, 3, 3),
-        "y",
-        node("Mul", "x tenth", "small"),
-        node("Sub", "small half", "a"),
-        node("Sub", "small a", "b"),
-        node("QuantizeLinear", "b s zero", "q"),
-        node("DequantizeLinear", "q s zero", "y"),
-        tenth=0.1,
-        half=0.05,
-        s=0.0919,
-        zero=np.int8(127),
-    )
+    graph = network((1, 4, 3, 3), "y", node("Mul", "x tenth", "small"), node("Sub", "small half", "a"),
+        node("Sub", "small a", "b"), node("QuantizeLinear", "b s zero", "q"),
+        node("DequantizeLinear", "q s zero", "y"), tenth=0.1, half=0.05, s=0.0919, zero=np.int8(127))  # fmt: skip
     assert verified(graph, Case("nvdla-small", "int8"), tmp_path)["bit_exact"]
 
 

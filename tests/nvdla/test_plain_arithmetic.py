@@ -35,15 +35,9 @@ def test_a_random_network_leaves_what_plain_arithmetic_computes(seed: int, tmp_p
 def test_averages_of_extremes_do_not_wrap(
     window: tuple[int, int], name: str, precision: str, tmp_path: Path
 ) -> None:
-    model = network(
-        [
-            node("Conv", "x w", "c"),
-            node("Relu", "c", "r"),
-            node("AveragePool", "r", "y", kernel_shape=window, strides=[1, 1]),
-        ],
-        (1, 8, 10, 10),
-        {"w": np.abs(weights(24, 8, 1, 1))},
-    )
+    model = network([node("Conv", "x w", "c"), node("Relu", "c", "r"),
+        node("AveragePool", "r", "y", kernel_shape=window, strides=[1, 1])], (1, 8, 10, 10),
+        {"w": np.abs(weights(24, 8, 1, 1))})  # fmt: skip
     count, differing = compared(model, tmp_path, name, precision)
     assert count
     assert not differing

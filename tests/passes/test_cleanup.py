@@ -22,16 +22,8 @@ from tests.passes.networks import assert_same_meaning, becomes, network, node, o
 
 
 def test_a_chain_of_constants_becomes_one_constant() -> None:
-    graph = network(
-        (1, 3),
-        "y",
-        node("Neg", "c", "d"),
-        node("Sqrt", "e", "f"),
-        node("Add", "d f", "g"),
-        node("Add", "x g", "y"),
-        c=np.float32([1, 2, 3]),
-        e=np.float32([4, 9, 16]),
-    )
+    graph = network((1, 3), "y", node("Neg", "c", "d"), node("Sqrt", "e", "f"), node("Add", "d f", "g"),
+        node("Add", "x g", "y"), c=np.float32([1, 2, 3]), e=np.float32([4, 9, 16]))  # fmt: skip
     folded = fold_constants(graph)
     assert operators(folded) == ["Add"]
     np.testing.assert_array_equal(folded.constants["g"], [1, 1, 1])
@@ -39,14 +31,8 @@ def test_a_chain_of_constants_becomes_one_constant() -> None:
 
 
 def test_all_pieces_of_a_split_constant_are_folded() -> None:
-    graph = network(
-        (2,),
-        "y",
-        node("Split", "c", "a b", axis=0, split=(2, 2)),
-        node("Add", "x a", "s"),
-        node("Add", "s b", "y"),
-        c=np.float32([1, 2, 3, 4]),
-    )
+    graph = network((2,), "y", node("Split", "c", "a b", axis=0, split=(2, 2)), node("Add", "x a", "s"),
+        node("Add", "s b", "y"), c=np.float32([1, 2, 3, 4]))  # fmt: skip
     becomes(fold_constants, graph, ["Add", "Add"])
 
 
@@ -70,15 +56,8 @@ def test_a_weight_stored_as_integers_is_folded_where_no_activation_is_quantised(
 
 
 def test_a_weight_of_a_quantised_model_keeps_its_integers_and_scale() -> None:
-    graph = network(
-        (1, 2),
-        "y",
-        node("QuantizeLinear", "x s z", "q"),
-        node("DequantizeLinear", "q s z", "d"),
-        node("DequantizeLinear", "w s z", "v"),
-        node("Gemm", "d v", "y"),
-        **QUANTISED,
-    )
+    graph = network((1, 2), "y", node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "d"),
+        node("DequantizeLinear", "w s z", "v"), node("Gemm", "d v", "y"), **QUANTISED)  # fmt: skip
     assert fold_constants(graph) is graph
 
 
@@ -157,15 +136,9 @@ def test_identity_between_two_graph_outputs_stays() -> None:
 
 
 def test_two_equal_nodes_become_one() -> None:
-    graph = network(
-        (1, 2, 3, 4),
-        "y",
-        node("Transpose", "x", "a", perm=(0, 3, 1, 2)),
-        node("Transpose", "x", "b", perm=(0, 3, 1, 2)),
-        node("Relu", "a", "c"),
-        node("Relu", "b", "d"),
-        node("Add", "c d", "y"),
-    )
+    graph = network((1, 2, 3, 4), "y", node("Transpose", "x", "a", perm=(0, 3, 1, 2)),
+        node("Transpose", "x", "b", perm=(0, 3, 1, 2)), node("Relu", "a", "c"), node("Relu", "b", "d"),
+        node("Add", "c d", "y"))  # fmt: skip
     merged = becomes(merge_duplicates, graph, ["Transpose", "Relu", "Add"])
     assert sources(merged, "c") == ("c", "d")
 
@@ -183,17 +156,10 @@ STEPS = {"s": np.float32(0.05), "z": np.int8(-7)}
 
 
 def test_moves_stand_outside_of_steps() -> None:
-    graph = network(
-        (1, 2, 3, 4),
-        "y",
-        node("QuantizeLinear", "x s z", "q"),
-        node("Transpose", "q", "t", perm=(0, 2, 3, 1)),
-        node("DequantizeLinear", "t s z", "f"),
-        node("Relu", "f", "r"),
-        node("QuantizeLinear", "r s z", "o"),
-        node("Reshape", "o", "y", shape=(1, 24)),
-        **STEPS,
-    )
+    graph = network((1, 2, 3, 4), "y", node("QuantizeLinear", "x s z", "q"),
+        node("Transpose", "q", "t", perm=(0, 2, 3, 1)), node("DequantizeLinear", "t s z", "f"),
+        node("Relu", "f", "r"), node("QuantizeLinear", "r s z", "o"), node("Reshape", "o", "y", shape=(1, 24)),
+        **STEPS)  # fmt: skip
     becomes(
         move_as_floats,
         graph,
@@ -209,26 +175,13 @@ def test_integers_of_an_input_are_dequantised_before_they_are_moved() -> None:
 
 
 def test_integers_that_something_else_reads_and_scales_of_channels_stay() -> None:
-    read_twice = network(
-        (1, 2, 3, 4),
-        "y t",
-        node("QuantizeLinear", "x s z", "q"),
-        node("Relu", "x", "r"),
-        node("QuantizeLinear", "r s z", "p"),
-        node("Transpose", "p", "t", perm=(0, 2, 3, 1)),
-        node("DequantizeLinear", "t s z", "y"),
-        **STEPS,
-    )
+    read_twice = network((1, 2, 3, 4), "y t", node("QuantizeLinear", "x s z", "q"), node("Relu", "x", "r"),
+        node("QuantizeLinear", "r s z", "p"), node("Transpose", "p", "t", perm=(0, 2, 3, 1)),
+        node("DequantizeLinear", "t s z", "y"), **STEPS)  # fmt: skip
     assert operators(move_as_floats(read_twice))[-1] == "DequantizeLinear"
-    channels = network(
-        (1, 2, 3, 4),
-        "y",
-        node("QuantizeLinear", "x two zeros", "q", axis=1),
-        node("Transpose", "q", "t", perm=(0, 2, 3, 1)),
-        node("DequantizeLinear", "t two zeros", "y", axis=3),
-        two=np.array([0.1, 0.2], np.float32),
-        zeros=np.zeros(2, np.int8),
-    )
+    channels = network((1, 2, 3, 4), "y", node("QuantizeLinear", "x two zeros", "q", axis=1),
+        node("Transpose", "q", "t", perm=(0, 2, 3, 1)), node("DequantizeLinear", "t two zeros", "y", axis=3),
+        two=np.array([0.1, 0.2], np.float32), zeros=np.zeros(2, np.int8))  # fmt: skip
     assert move_as_floats(channels) is channels
 
 
@@ -309,15 +262,9 @@ def test_a_convolution_becomes_one_for_each_part(bias: bool) -> None:
 
 
 def test_slices_are_parts_as_well() -> None:
-    graph = network(
-        (1, 7, 4, 6),
-        "boxes scores",
-        node("Relu", "x", "r"),
-        node("Reshape", "r", "m", shape=(1, 7, 24)),
-        _slice("m", "boxes", 1, 0, 4),
-        _slice("m", "logits", 1, 4, 7),
-        node("Sigmoid", "logits", "scores"),
-    )
+    graph = network((1, 7, 4, 6), "boxes scores", node("Relu", "x", "r"),
+        node("Reshape", "r", "m", shape=(1, 7, 24)), _slice("m", "boxes", 1, 0, 4), _slice("m", "logits", 1, 4, 7),
+        node("Sigmoid", "logits", "scores"))  # fmt: skip
     becomes(split_before_moves, graph, ["Relu", "Slice", "Reshape", "Slice", "Reshape", "Sigmoid"])
 
 

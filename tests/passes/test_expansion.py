@@ -81,15 +81,8 @@ def test_a_convolution_in_blocks_takes_a_shuffle_only_with_one_tap(kernel: int, 
     conv = node("Conv", "x w", "a", group=2)
     after = node("Conv", "b v", "y", group=4)
     height, width = 4 - kernel, 5 - kernel
-    graph = network(
-        (1, 4, 3, 4),
-        "y",
-        conv,
-        *shuffle("a", "b", 2, 4, height, width),
-        after,
-        w=(4, 2, kernel, kernel),
-        v=(4, 1, 1, 1),
-    )
+    graph = network((1, 4, 3, 4), "y", conv, *shuffle("a", "b", 2, 4, height, width), after,
+        w=(4, 2, kernel, kernel), v=(4, 1, 1, 1))  # fmt: skip
     found = permute_channels_by_conv(expand_groups(graph))
     assert operators(found) == ["Conv"] * convs
     assert_same_meaning(graph, found)
@@ -104,21 +97,10 @@ def test_a_shuffle_before_an_aligned_split_is_two_selections(outputs: str, reade
 
 def test_a_unit_of_shufflenet_moves_no_data() -> None:
     """Split -> (identity, Conv) -> Concat -> shuffle -> Split -> ..: 10 channels, halves of 5."""
-    graph = network(
-        (1, 10, 3, 4),
-        "y",
-        node("Relu", "x", "a"),
-        node("Split", "a", "b c", axis=1, split=(5, 5)),
-        node("Conv", "c w", "d", activation="Relu"),
-        node("Concat", "b d", "e", axis=1),
-        *shuffle("e", "f", 2, 10),
-        node("Split", "f", "g h", axis=1, split=(5, 5)),
-        node("Conv", "h v", "i"),
-        node("Concat", "g i", "j", axis=1),
-        node("Abs", "j", "y"),
-        w=(5, 5, 1, 1),
-        v=(5, 5, 1, 1),
-    )
+    graph = network((1, 10, 3, 4), "y", node("Relu", "x", "a"), node("Split", "a", "b c", axis=1, split=(5, 5)),
+        node("Conv", "c w", "d", activation="Relu"), node("Concat", "b d", "e", axis=1), *shuffle("e", "f", 2, 10),
+        node("Split", "f", "g h", axis=1, split=(5, 5)), node("Conv", "h v", "i"),
+        node("Concat", "g i", "j", axis=1), node("Abs", "j", "y"), w=(5, 5, 1, 1), v=(5, 5, 1, 1))  # fmt: skip
     found = permute_channels_by_conv(graph)
     assert {"Reshape", "Transpose", "Split"}.isdisjoint(operators(found))
     assert operators(found).count("Slice") == 1  # the first half begins with a word
@@ -184,19 +166,10 @@ def test_a_convolution_on_a_batch_is_one_per_image() -> None:
 
 
 def test_slices_and_concat_stand_at_the_border_of_the_network() -> None:
-    graph = network(
-        BATCH,
-        "y",
-        node("Relu", "x", "a"),
-        node("Conv", "a w", "b", pads=(1, 1, 1, 1), activation="Relu"),
-        node("Add", "b a", "c"),
-        node("MaxPool", "c", "d", kernel_shape=(2, 2), strides=(2, 2)),
-        node("Reshape", "d", "e", shape=(2, 48)),
-        node("Gemm", "e v", "f"),
-        node("Softmax", "f", "y", axis=1),
-        w=(3, 3, 3, 3),
-        v=(5, 48),
-    )
+    graph = network(BATCH, "y", node("Relu", "x", "a"), node("Conv", "a w", "b", pads=(1, 1, 1, 1),
+        activation="Relu"), node("Add", "b a", "c"), node("MaxPool", "c", "d", kernel_shape=(2, 2),
+        strides=(2, 2)), node("Reshape", "d", "e", shape=(2, 48)), node("Gemm", "e v", "f"),
+        node("Softmax", "f", "y", axis=1), w=(3, 3, 3, 3), v=(5, 48))  # fmt: skip
     found = SplitBatch(IMAGES)(graph)
     once = ["Relu", "Conv+Relu", "Add", "MaxPool", "Reshape", "Gemm"]
     assert operators(found) == ["Slice", "Slice", *(op for op in once for _ in range(2)), "Concat", "Softmax"]
@@ -397,14 +370,8 @@ def test_a_producer_that_cannot_double_its_outputs_stays(before: tuple[Node, ...
 
 
 def test_a_convolution_with_another_reader_stays() -> None:
-    graph = network(
-        (1, 4, 5, 5),
-        "y a",
-        node("Conv", "x w", "a"),
-        node("PRelu", "a s", "y"),
-        w=(4, 4, 1, 1),
-        s=SLOPES[:, None, None],
-    )
+    graph = network((1, 4, 5, 5), "y a", node("Conv", "x w", "a"), node("PRelu", "a s", "y"), w=(4, 4, 1, 1),
+        s=SLOPES[:, None, None])  # fmt: skip
     becomes(expand_prelu, graph, ["Conv", "Conv+Relu", "Conv"])
 
 

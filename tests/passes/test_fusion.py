@@ -154,17 +154,8 @@ def test_arithmetic_per_channel_becomes_batch_norm(op: str, inputs: str, constan
 
 
 def test_division_and_negation_become_batch_norm_and_a_chain_becomes_one() -> None:
-    graph = network(
-        (2, 4, 3, 3),
-        "y",
-        node("Neg", "x", "a"),
-        node("Div", "a c", "b"),
-        node("Add", "b d", "e"),
-        norm("e", "y"),
-        c=(4, 1, 1),
-        d=2,
-        **STATISTICS,
-    )
+    graph = network((2, 4, 3, 3), "y", node("Neg", "x", "a"), node("Div", "a c", "b"), node("Add", "b d", "e"),
+        norm("e", "y"), c=(4, 1, 1), d=2, **STATISTICS)  # fmt: skip
     found = becomes(recognise_batch_norm, graph, ["BatchNormalization"])
     assert sources(found, "y") == ("a", "b", "e", "y")
 
@@ -280,15 +271,8 @@ def test_batch_norm_before_a_convolution_with_padding_stays() -> None:
 
 
 def test_a_convolution_with_two_readers_is_not_folded() -> None:
-    graph = network(
-        (1, 4, 6, 6),
-        "y",
-        node("Conv", "x w", "c"),
-        norm("c", "n"),
-        node("Add", "c n", "y"),
-        w=(4, 4, 1, 1),
-        **STATISTICS,
-    )
+    graph = network((1, 4, 6, 6), "y", node("Conv", "x w", "c"), norm("c", "n"), node("Add", "c n", "y"),
+        w=(4, 4, 1, 1), **STATISTICS)  # fmt: skip
     assert fold_batch_norm(graph) is graph
 
 
@@ -322,14 +306,8 @@ def test_factors_whose_product_leaves_float32_stay_apart(op: str) -> None:
 
 
 def test_a_bias_that_leaves_float32_is_not_moved_into_the_reader() -> None:
-    graph = network(
-        (1, 4, 3, 3),
-        "y",
-        node("Add", "x c", "a"),
-        node("Conv", "a w", "y"),
-        c=np.full((4, 1, 1), 1e30, np.float32),
-        w=np.full((4, 4, 1, 1), 1e30, np.float32),
-    )
+    graph = network((1, 4, 3, 3), "y", node("Add", "x c", "a"), node("Conv", "a w", "y"),
+        c=np.full((4, 1, 1), 1e30, np.float32), w=np.full((4, 4, 1, 1), 1e30, np.float32))  # fmt: skip
     assert operators(fold_batch_norm(recognise_batch_norm(graph))) == ["BatchNormalization", "Conv"]
 
 

@@ -39,14 +39,8 @@ def rewritten(once: Pass, graph: Graph, expected: Reference) -> Graph:
 
 
 def test_a_concat_of_a_squeezed_vector_and_one_number_keeps_its_rank(onnxruntime_values: Reference) -> None:
-    graph = network(
-        (1, 3),
-        "y",
-        node("Relu", "x", "positive"),
-        node("Reshape", "positive", "vector", shape=(3,)),
-        node("Concat", "vector one", "y", axis=0),
-        one=np.array([5], np.float32),
-    )
+    graph = network((1, 3), "y", node("Relu", "x", "positive"), node("Reshape", "positive", "vector", shape=(3,)),
+        node("Concat", "vector one", "y", axis=0), one=np.array([5], np.float32))  # fmt: skip
     rewritten(sink_reshapes, graph, onnxruntime_values)
 
 
@@ -82,16 +76,9 @@ def test_equal_scales_along_an_axis_do_not_hold_a_transpose_before_the_conversio
 def test_equal_scales_along_an_axis_do_not_hold_a_transpose_behind_the_conversion(
     onnxruntime_values: Reference,
 ) -> None:
-    graph = network(
-        (1, 3, 2, 2),
-        "y",
-        node("QuantizeLinear", "x one none", "steps"),
-        node("Transpose", "steps", "moved", perm=(0, 2, 3, 1)),
-        node("DequantizeLinear", "moved scale zero", "y", axis=3),
-        one=np.float32(0.1),
-        none=np.int8(0),
-        **ALIKE,
-    )
+    graph = network((1, 3, 2, 2), "y", node("QuantizeLinear", "x one none", "steps"),
+        node("Transpose", "steps", "moved", perm=(0, 2, 3, 1)), node("DequantizeLinear", "moved scale zero", "y",
+        axis=3), one=np.float32(0.1), none=np.int8(0), **ALIKE)  # fmt: skip
     rewritten(recognise_quantisation, graph, onnxruntime_values)
 
 
@@ -125,15 +112,8 @@ def test_an_average_over_one_window_in_stages_stays_one_window(
 def test_slopes_that_vary_between_pixels_stay_behind_the_enlargement(
     slope: tuple[int, ...], moves: bool, onnxruntime_values: Reference
 ) -> None:
-    graph = network(
-        (1, 8, 2, 2),
-        "y",
-        node("Conv", "x w", "c"),
-        node("DepthToSpace", "c", "d", blocksize=2, mode="DCR"),
-        node("PRelu", "d slope", "y"),
-        w=(8, 8, 1, 1),
-        slope=slope,
-    )
+    graph = network((1, 8, 2, 2), "y", node("Conv", "x w", "c"), node("DepthToSpace", "c", "d", blocksize=2,
+        mode="DCR"), node("PRelu", "d slope", "y"), w=(8, 8, 1, 1), slope=slope)  # fmt: skip
     after = rewritten(enlargements_to_interleaves, graph, onnxruntime_values)
     assert (after.nodes[-1].op == "Interleave") is moves
 
@@ -142,30 +122,15 @@ def test_slopes_that_vary_between_pixels_stay_behind_the_enlargement(
 def test_rows_that_are_no_samples_of_the_map_before_are_stacked_as_rows(
     most_lines: int, onnxruntime_values: Reference
 ) -> None:
-    graph = network(
-        (1, 2, 3, 4),
-        "y",
-        node("Reshape", "x", "rows", shape=(3, 8)),
-        node("Gemm", "rows w", "g"),
-        node("Reshape", "g", "pixels", shape=(3, 5, 1, 1)),
-        node("Conv", "pixels v", "y"),
-        w=(5, 8),
-        v=(4, 5, 1, 1),
-    )
+    graph = network((1, 2, 3, 4), "y", node("Reshape", "x", "rows", shape=(3, 8)), node("Gemm", "rows w", "g"),
+        node("Reshape", "g", "pixels", shape=(3, 5, 1, 1)), node("Conv", "pixels v", "y"), w=(5, 8),
+        v=(4, 5, 1, 1))  # fmt: skip
     rewritten(SplitBatch(IMAGES, most_lines), graph, onnxruntime_values)
 
 
 def test_rows_of_one_number_that_become_a_vector_are_stacked(onnxruntime_values: Reference) -> None:
-    graph = network(
-        (2, 3, 4, 4),
-        "y",
-        node("Conv", "x v", "c"),
-        node("Reshape", "c", "rows", shape=(2, 64)),
-        node("Gemm", "rows w", "g"),
-        node("Reshape", "g", "y", shape=(2,)),
-        v=(4, 3, 1, 1),
-        w=(1, 64),
-    )
+    graph = network((2, 3, 4, 4), "y", node("Conv", "x v", "c"), node("Reshape", "c", "rows", shape=(2, 64)),
+        node("Gemm", "rows w", "g"), node("Reshape", "g", "y", shape=(2,)), v=(4, 3, 1, 1), w=(1, 64))  # fmt: skip
     rewritten(SplitBatch(IMAGES, 31), graph, onnxruntime_values)
 
 
@@ -197,29 +162,16 @@ def test_padding_that_alone_lies_under_a_dilated_window_is_its_maximum(onnxrunti
 
 
 def test_a_limit_stays_behind_a_pool_whose_window_may_meet_padding_alone(onnxruntime_values: Reference) -> None:
-    graph = network(
-        (1, 1, 1, 1),
-        "y",
-        node("Conv", "x w", "c"),
-        node("MaxPool", "c", "p", kernel_shape=(1, 2), dilations=(1, 2), pads=(0, 1, 0, 1)),
-        node("Clip", "p", "y", min=-1.0, max=1.0),
-        w=(1, 1, 1, 1),
-    )
+    graph = network((1, 1, 1, 1), "y", node("Conv", "x w", "c"), node("MaxPool", "c", "p", kernel_shape=(1, 2),
+        dilations=(1, 2), pads=(0, 1, 0, 1)), node("Clip", "p", "y", min=-1.0, max=1.0),
+        w=(1, 1, 1, 1))  # fmt: skip
     assert rewritten(fuse_activation, graph, onnxruntime_values) is graph
 
 
 def test_limits_that_contradict_each_other_are_no_hard_sigmoid(onnxruntime_values: Reference) -> None:
-    graph = network(
-        (1, 4),
-        "y",
-        node("Mul", "x a", "scaled"),
-        node("Add", "scaled b", "sum"),
-        node("Clip", "sum", "limited", min=0.0, max=-2.0),
-        node("Mul", "limited h", "y"),
-        a=-2.0,
-        b=-1.0,
-        h=-0.5,
-    )
+    graph = network((1, 4), "y", node("Mul", "x a", "scaled"), node("Add", "scaled b", "sum"),
+        node("Clip", "sum", "limited", min=0.0, max=-2.0), node("Mul", "limited h", "y"), a=-2.0, b=-1.0,
+        h=-0.5)  # fmt: skip
     after = rewritten(recognise_activations, graph, onnxruntime_values)
     assert "HardSigmoid" not in operators(after)
 

@@ -254,18 +254,9 @@ def test_two_sums_become_one_bias() -> None:
 
 
 def test_weight_and_bias_behind_dequantize_linear_stay_integers() -> None:
-    graph = network(
-        (3, 5),
-        "y",
-        node("DequantizeLinear", "q s z", "w", axis=1),
-        node("DequantizeLinear", "c t", "b"),
-        node("MatMul", "x w", "m"),
-        node("Add", "m b", "y"),
-        q=np.arange(10, dtype=np.int8).reshape(5, 2),
-        c=np.int32([7, -3]),
-        t=0.125,
-        **SCALED,
-    )
+    graph = network((3, 5), "y", node("DequantizeLinear", "q s z", "w", axis=1),
+        node("DequantizeLinear", "c t", "b"), node("MatMul", "x w", "m"), node("Add", "m b", "y"),
+        q=np.arange(10, dtype=np.int8).reshape(5, 2), c=np.int32([7, -3]), t=0.125, **SCALED)  # fmt: skip
     found = recognise_gemm(graph)
     assert sorted(operators(found)) == ["DequantizeLinear", "DequantizeLinear", "Gemm"]
     weight = found.producers[found.producers["y"].inputs[1]]

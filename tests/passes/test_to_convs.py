@@ -130,16 +130,8 @@ def sub_spectral(
 ) -> Graph:
     """x -> before -> a; a -> Reshape -> BatchNormalization -> Reshape -> y."""
     _, C, H, W = shape
-    return network(
-        (1, 2, 12, 5),
-        "y",
-        *before,
-        node("Reshape", "a", "b", shape=(1, C * bands, H // bands, W)),
-        norm("b", "c"),
-        node("Reshape", "c", "y", shape=shape),
-        **statistics(C * bands),
-        **constants,
-    )
+    return network((1, 2, 12, 5), "y", *before, node("Reshape", "a", "b", shape=(1, C * bands, H // bands, W)),
+        norm("b", "c"), node("Reshape", "c", "y", shape=shape), **statistics(C * bands), **constants)  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 3, 5), (2, 4, 1, 1)])
@@ -192,44 +184,23 @@ def test_a_convolution_with_an_activation_stays_whole() -> None:
 
 
 def test_a_convolution_that_something_else_reads_stays_whole() -> None:
-    graph = network(
-        (1, 2, 6, 5),
-        "y z",
-        node("Conv", "x w", "a"),
-        node("Reshape", "a", "b", shape=(1, 4, 3, 5)),
-        norm("b", "c"),
-        node("Reshape", "c", "y", shape=(1, 2, 6, 5)),
-        node("Abs", "a", "z"),
-        w=(2, 2, 1, 1),
-        **statistics(4),
-    )
+    graph = network((1, 2, 6, 5), "y z", node("Conv", "x w", "a"), node("Reshape", "a", "b", shape=(1, 4, 3, 5)),
+        norm("b", "c"), node("Reshape", "c", "y", shape=(1, 2, 6, 5)), node("Abs", "a", "z"), w=(2, 2, 1, 1),
+        **statistics(4))  # fmt: skip
     found = batch_norm_to_conv(graph)
     assert sorted(operators(found)) == ["Abs", "Concat", *["Conv"] * 3, "Slice", "Slice"]
     assert_same_meaning(graph, found)
 
 
 def test_an_activation_between_the_reshapes_is_no_obstacle() -> None:
-    graph = network(
-        (1, 2, 6, 5),
-        "y",
-        node("Reshape", "x", "b", shape=(1, 4, 3, 5)),
-        norm("b", "c"),
-        node("Relu", "c", "d"),
-        node("Reshape", "d", "y", shape=(1, 2, 6, 5)),
-        **statistics(4),
-    )
+    graph = network((1, 2, 6, 5), "y", node("Reshape", "x", "b", shape=(1, 4, 3, 5)), norm("b", "c"),
+        node("Relu", "c", "d"), node("Reshape", "d", "y", shape=(1, 2, 6, 5)), **statistics(4))  # fmt: skip
     becomes(batch_norm_to_conv, graph, [*["Slice", "Conv"] * 2, "Concat", "Relu"])
 
 
 def test_groups_of_channels_with_common_parameters_are_no_bands() -> None:
-    graph = network(
-        (1, 4, 6, 5),
-        "y",
-        node("Reshape", "x", "b", shape=(1, 2, 12, 5)),
-        norm("b", "c"),
-        node("Reshape", "c", "y", shape=(1, 4, 6, 5)),
-        **statistics(2),
-    )
+    graph = network((1, 4, 6, 5), "y", node("Reshape", "x", "b", shape=(1, 2, 12, 5)), norm("b", "c"),
+        node("Reshape", "c", "y", shape=(1, 4, 6, 5)), **statistics(2))  # fmt: skip
     becomes(batch_norm_to_conv, graph, ["Conv"])
 
 

@@ -144,25 +144,12 @@ def test_pooling_of_one_pixel_goes() -> None:
 
 
 def test_a_one_dimensional_network_becomes_images_of_height_one() -> None:
-    graph = network(
-        (1, 3, 16),
-        "y",
-        node("Conv", "x w b", "a", pads=(1, 2), strides=(2,), kernel_shape=(3,)),
-        node("BatchNormalization", "a c c c c", "n"),
-        node("Relu", "n", "r"),
-        node("Mul", "r k", "m"),
-        node("Concat", "m r", "j", axis=1),
-        node("MaxPool", "j", "p", kernel_shape=(2,), strides=(2,)),
+    graph = network((1, 3, 16), "y", node("Conv", "x w b", "a", pads=(1, 2), strides=(2,), kernel_shape=(3,)),
+        node("BatchNormalization", "a c c c c", "n"), node("Relu", "n", "r"), node("Mul", "r k", "m"),
+        node("Concat", "m r", "j", axis=1), node("MaxPool", "j", "p", kernel_shape=(2,), strides=(2,)),
         node("ConvTranspose", "p v", "t", strides=(2,), output_padding=(1,), dilations=(2,)),
-        node("AveragePool", "t", "g", kernel_shape=(3,), pads=(1, 1)),
-        node("GlobalAveragePool", "g", "h"),
-        node("Reshape", "h", "y", shape=(1, 2)),
-        w=(4, 3, 3),
-        b=(4,),
-        c=(4,),
-        k=(4, 1),
-        v=(8, 2, 2),
-    )
+        node("AveragePool", "t", "g", kernel_shape=(3,), pads=(1, 1)), node("GlobalAveragePool", "g", "h"),
+        node("Reshape", "h", "y", shape=(1, 2)), w=(4, 3, 3), b=(4,), c=(4,), k=(4, 1), v=(8, 2, 2))  # fmt: skip
     found = lift_to_2d(graph)
     kept = ["Conv", "BatchNormalization", "Relu", "Mul", "Concat", "MaxPool", "ConvTranspose", "AveragePool"]
     assert operators(found) == ["Reshape", *kept, "GlobalAveragePool", "Reshape"]
@@ -198,15 +185,8 @@ def test_padding_in_front_of_a_one_dimensional_window_is_merged_before_it_is_lif
 
 
 def test_an_integer_weight_keeps_its_scale_when_lifted() -> None:
-    graph = network(
-        (1, 2, 8),
-        "y",
-        node("DequantizeLinear", "q s z", "w", axis=0),
-        node("Conv", "x w", "y"),
-        q=np.arange(12, dtype=np.int8).reshape(2, 2, 3),
-        s=np.float32([0.5, 0.25]),
-        z=np.int8([0, 0]),
-    )
+    graph = network((1, 2, 8), "y", node("DequantizeLinear", "q s z", "w", axis=0), node("Conv", "x w", "y"),
+        q=np.arange(12, dtype=np.int8).reshape(2, 2, 3), s=np.float32([0.5, 0.25]), z=np.int8([0, 0]))  # fmt: skip
     found = lift_to_2d(graph)
     assert sorted(operators(found)) == ["Conv", "DequantizeLinear", "Reshape", "Reshape"]
     assert_same_meaning(graph, found)

@@ -112,30 +112,18 @@ def test_a_selection_has_no_bias() -> None:
 def test_scales_that_differ_along_an_axis_are_no_steps(
     scales: tuple[float, ...], zeros: tuple[int, ...], known: bool
 ) -> None:
-    graph = network(
-        (1, 2, 4, 4),
-        "y",
-        node("QuantizeLinear", "x s z", "q", axis=1),
-        node("DequantizeLinear", "q s z", "y", axis=1),
-        s=np.array(scales, np.float32),
-        z=np.array(zeros, np.int8),
-    )
+    graph = network((1, 2, 4, 4), "y", node("QuantizeLinear", "x s z", "q", axis=1),
+        node("DequantizeLinear", "q s z", "y", axis=1), s=np.array(scales, np.float32),
+        z=np.array(zeros, np.int8))  # fmt: skip
     assert (steps_of(graph, graph.nodes[0]) is not None) is known
 
 
 def test_a_limit_within_the_given_steps_limits(tmp_path: Path) -> None:
     """Steps of 0.1 reach 12.7; Clip ends at 2."""
-    graph = network(
-        (1, 4, 6, 6),
-        "y",
-        node("Conv", "x w", "a", pads=(0, 0, 0, 0)),
-        node("Clip", "a", "b", min=0.0, max=2.0),
-        node("QuantizeLinear", "b s z", "q"),
-        node("DequantizeLinear", "q s z", "y"),
-        w=4 * ONE.repeat(2, 0).repeat(2, 1) / 2,
-        s=0.1,
-        z=np.int8(0),
-    )
+    graph = network((1, 4, 6, 6), "y", node("Conv", "x w", "a", pads=(0, 0, 0, 0)),
+        node("Clip", "a", "b", min=0.0, max=2.0), node("QuantizeLinear", "b s z", "q"),
+        node("DequantizeLinear", "q s z", "y"), w=4 * ONE.repeat(2, 0).repeat(2, 1) / 2, s=0.1,
+        z=np.int8(0))  # fmt: skip
     for case in (Case("easynpu", "int8"), Case("nvdla-small", "int8"), Case("nvdla-full", "int8")):
         report = verified(graph, case, tmp_path)
         assert report["bit_exact"]
@@ -144,17 +132,9 @@ def test_a_limit_within_the_given_steps_limits(tmp_path: Path) -> None:
 
 def test_steps_that_follow_other_steps_are_rounded_to(tmp_path: Path) -> None:
     """Rounded to 0.5 behind 0.01: the difference of the two roundings would be lost otherwise."""
-    graph = network(
-        (1, 4, 6, 6),
-        "y",
-        node("QuantizeLinear", "x s z", "q"),
-        node("DequantizeLinear", "q s z", "a"),
-        node("QuantizeLinear", "a t z", "r"),
-        node("DequantizeLinear", "r t z", "y"),
-        s=0.03,
-        t=0.5,
-        z=np.int8(5),
-    )
+    graph = network((1, 4, 6, 6), "y", node("QuantizeLinear", "x s z", "q"),
+        node("DequantizeLinear", "q s z", "a"), node("QuantizeLinear", "a t z", "r"),
+        node("DequantizeLinear", "r t z", "y"), s=0.03, t=0.5, z=np.int8(5))  # fmt: skip
     for case in (Case("easynpu", "int8"), Case("nvdla-small", "int8")):
         report = verified(graph, case, tmp_path)
         assert report["bit_exact"]
@@ -164,17 +144,12 @@ def test_steps_that_follow_other_steps_are_rounded_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["easynpu", "nvdla-small"])
 def test_steps_between_layers_that_follow_other_steps_are_rounded_to(target: str, tmp_path: Path) -> None:
     """Half of the values that steps of 0.02 tell apart are one in steps of 0.5."""
-    graph = network(
-        (1, 4, 6, 6),
-        "y",
-        node("Conv", "x w", "a", pads=(0, 0, 0, 0)),
+    graph = network((1, 4, 6, 6), "y", node("Conv", "x w", "a", pads=(0, 0, 0, 0)),
         node("FakeQuantize", "a", "b", scale=0.02, zero_point=0, dtype="int8"),
         node("FakeQuantize", "b", "c", scale=0.5, zero_point=0, dtype="int8"),
-        node("Conv", "c v", "d", pads=(0, 0, 0, 0)),
-        node("FakeQuantize", "d", "y", scale=0.02, zero_point=0, dtype="int8"),
-        w=0.7 * np.eye(4, dtype=np.float32)[..., None, None],
-        v=np.eye(4, dtype=np.float32)[::-1, :, None, None].copy(),
-    )
+        node("Conv", "c v", "d", pads=(0, 0, 0, 0)), node("FakeQuantize", "d", "y", scale=0.02, zero_point=0,
+        dtype="int8"), w=0.7 * np.eye(4, dtype=np.float32)[..., None, None],
+        v=np.eye(4, dtype=np.float32)[::-1, :, None, None].copy())  # fmt: skip
     report = verified(graph, Case(target, "int8"), tmp_path)
     assert report["bit_exact"]
     assert report["outputs"][0]["max_abs_error"] < 0.1
@@ -183,15 +158,8 @@ def test_steps_between_layers_that_follow_other_steps_are_rounded_to(target: str
 @pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "nvdla-full"])
 def test_steps_that_one_reader_rounds_to_do_not_limit_what_another_reads(target: str, tmp_path: Path) -> None:
     """Steps of 0.005 reach 0.64; Relu reads all of the values, up to about 3."""
-    graph = network(
-        (1, 4, 6, 6),
-        "y z",
-        node("QuantizeLinear", "x s zero", "q"),
-        node("DequantizeLinear", "q s zero", "z"),
-        node("Relu", "x", "y"),
-        s=0.005,
-        zero=np.int8(3),
-    )
+    graph = network((1, 4, 6, 6), "y z", node("QuantizeLinear", "x s zero", "q"),
+        node("DequantizeLinear", "q s zero", "z"), node("Relu", "x", "y"), s=0.005, zero=np.int8(3))  # fmt: skip
     report = verified(graph, Case(target, "int8"), tmp_path)
     assert report["bit_exact"]
     assert next(each for each in report["outputs"] if each["name"] == "y")["sqnr_db"] > 25
@@ -200,16 +168,9 @@ def test_steps_that_one_reader_rounds_to_do_not_limit_what_another_reads(target:
 @pytest.mark.parametrize("target", ["easynpu", "nvdla-small"])
 def test_steps_of_what_a_tensor_is_moved_to_do_not_limit_an_output(target: str, tmp_path: Path) -> None:
     """Steps whose largest integer is 0 keep nothing of a ReLU, whose result is also read as it is."""
-    graph = network(
-        (1, 4, 6, 6),
-        "y z",
-        node("Relu", "x", "y"),
-        node("MaxPool", "y", "a", kernel_shape=(2, 2), strides=(2, 2)),
-        node("QuantizeLinear", "a s zero", "q"),
-        node("DequantizeLinear", "q s zero", "z"),
-        s=0.05,
-        zero=np.uint8(255),
-    )
+    graph = network((1, 4, 6, 6), "y z", node("Relu", "x", "y"), node("MaxPool", "y", "a", kernel_shape=(2, 2),
+        strides=(2, 2)), node("QuantizeLinear", "a s zero", "q"), node("DequantizeLinear", "q s zero", "z"),
+        s=0.05, zero=np.uint8(255))  # fmt: skip
     report = verified(graph, Case(target, "int8"), tmp_path)
     assert report["bit_exact"]
     assert next(each for each in report["outputs"] if each["name"] == "y")["sqnr_db"] > 25
@@ -232,19 +193,10 @@ def test_given_steps_do_not_limit_what_is_concatenated_with_them(op: str, target
     """The steps have no negative values; what stands beside them has, and is read by a convolution."""
     together = node("Concat", "a b", "c", axis=1) if op == "Concat" else node("Min", "a b", "c")
     random = np.random.default_rng(2)
-    graph = network(
-        (1, 4, 6, 6),
-        "y",
-        node("QuantizeLinear", "x s zero", "q"),
-        node("DequantizeLinear", "q s zero", "a"),
-        node("Conv", "x w", "b"),
-        together,
-        node("Conv", "c v", "y"),
-        s=0.05,
-        zero=np.uint8(0),
-        w=random.standard_normal((4, 4, 1, 1)).astype(np.float32) / 2,
-        v=random.standard_normal((3, 8 if op == "Concat" else 4, 1, 1)).astype(np.float32) / 2,
-    )
+    graph = network((1, 4, 6, 6), "y", node("QuantizeLinear", "x s zero", "q"),
+        node("DequantizeLinear", "q s zero", "a"), node("Conv", "x w", "b"), together, node("Conv", "c v", "y"),
+        s=0.05, zero=np.uint8(0), w=random.standard_normal((4, 4, 1, 1)).astype(np.float32) / 2,
+        v=random.standard_normal((3, 8 if op == "Concat" else 4, 1, 1)).astype(np.float32) / 2)  # fmt: skip
     report = verified(graph, Case(target, "int8"), tmp_path)
     assert report["bit_exact"]
     assert report["outputs"][0]["sqnr_db"] > 25

@@ -148,15 +148,9 @@ def _graph(gains: Array, *, group: int = 1, outputs: str = "y") -> Graph:
     random = np.random.default_rng(0)
     w = random.standard_normal((CHANNELS, 4, 1, 1)) * gains[:, None, None, None]
     v = random.standard_normal((CHANNELS, CHANNELS // group, 3, 3)) / gains.reshape(1, -1, 1, 1)[:, :: group or 1]
-    return network(
-        (1, 4, 6, 6),
-        outputs,
-        node("Conv", "x w b", "a", activation="Relu"),
-        node("Conv", "a v", "y", pads=(1, 1, 1, 1), group=group),
-        w=w.astype(np.float32),
-        b=(random.standard_normal(CHANNELS) * gains).astype(np.float32),
-        v=v.astype(np.float32),
-    )
+    return network((1, 4, 6, 6), outputs, node("Conv", "x w b", "a", activation="Relu"),
+        node("Conv", "a v", "y", pads=(1, 1, 1, 1), group=group), w=w.astype(np.float32),
+        b=(random.standard_normal(CHANNELS) * gains).astype(np.float32), v=v.astype(np.float32))  # fmt: skip
 
 
 def _gains(outliers: int) -> Array:
@@ -381,18 +375,11 @@ def depthwise(activation: str = "") -> Graph:
 
 def gated() -> Graph:
     """A mean, a bottleneck and a sum with the input: an output with readers, a group of several tensors."""
-    return network(
-        (1, BORDERS_CHANNELS, 6, 7),
-        "y z",
-        node("MaxPool", "x", "p", kernel_shape=(3, 3), pads=PADS),
-        node("Conv", "p v", "c", activation="Relu"),
-        node("Conv", "c u", "d"),
-        node("Add", "d x", "y", activation="Relu"),
-        node("Conv", "y t", "z"),
-        v=weights_of_borders(12, BORDERS_CHANNELS, 1, 1),
-        u=weights_of_borders(BORDERS_CHANNELS, 12, 1, 1),
-        t=weights_of_borders(5, BORDERS_CHANNELS, 3, 3),
-    )
+    return network((1, BORDERS_CHANNELS, 6, 7), "y z", node("MaxPool", "x", "p", kernel_shape=(3, 3), pads=PADS),
+        node("Conv", "p v", "c", activation="Relu"), node("Conv", "c u", "d"),
+        node("Add", "d x", "y", activation="Relu"), node("Conv", "y t", "z"),
+        v=weights_of_borders(12, BORDERS_CHANNELS, 1, 1), u=weights_of_borders(BORDERS_CHANNELS, 12, 1, 1),
+        t=weights_of_borders(5, BORDERS_CHANNELS, 3, 3))  # fmt: skip
 
 
 def samples(count: int, seed: int) -> Samples:
