@@ -183,18 +183,9 @@ def test_four_images_take_little_longer_than_one(tmp_path: Path) -> None:
         model = tmp_path / f"{images}.onnx"
         onnx.save(network(images), model)
         command = (
-            "compile",
-            *SYNTHETIC,
-            model,
-            "--target",
-            "bm1684",
-            "--precision",
-            "int8",
-            "-O0",
-            "--proof",
-            "off",
+            "compile", *SYNTHETIC, model, "--target", "bm1684", "--precision", "int8", "-O0", "--proof", "off",
             "--json",
-        )
+        )  # fmt: skip
         cycles.append(npuc(*command, "-o", tmp_path / f"{images}.npu").json["cycles"])
     assert cycles[0] < cycles[1] < 1.5 * cycles[0]
 
@@ -203,17 +194,9 @@ def test_the_exported_c_computes_what_the_table_does(tmp_path: Path) -> None:
     need_compiler()
     onnx.save(network(2), tmp_path / "m.onnx")
     command = (
-        "compile",
-        *SYNTHETIC,
-        tmp_path / "m.onnx",
-        "--target",
-        "bm1684",
-        "--precision",
-        "int8",
-        "-O0",
-        "--proof",
+        "compile", *SYNTHETIC, tmp_path / "m.onnx", "--target", "bm1684", "--precision", "int8", "-O0", "--proof",
         "off",
-    )
+    )  # fmt: skip
     npuc(*command, "-o", tmp_path / "m.npu").done()
     npuc("export", tmp_path / "m.npu", "--format", "okkernel", "-o", tmp_path / "c").done()
     program = programs.load(tmp_path / "m.npu")
@@ -333,15 +316,8 @@ def test_quantised_models_multiply_on_the_chip(name: str, tmp_path: Path) -> Non
     if not (SHARED / f"{name}.onnx").is_file():
         pytest.skip("no folder `shared` with trained models beside the project")
     command = (
-        "compile",
-        *SYNTHETIC,
-        SHARED / f"{name}.onnx",
-        "--target",
-        "bm1684",
-        "--precision",
-        "int8",
-        "--json",
-    )
+        "compile", *SYNTHETIC, SHARED / f"{name}.onnx", "--target", "bm1684", "--precision", "int8", "--json",
+    )  # fmt: skip
     report = npuc(*command, "--input-shape", QUANTISED[name], "-o", tmp_path / "m.npu").json
     assert all(each["macs_on_npu"] == each["macs"] for each in report["account"]) and report["macs"] > 0
 

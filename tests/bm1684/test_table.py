@@ -164,15 +164,8 @@ def _static_data(folder: Path) -> list[str]:
     if shutil.which("nm") is None:
         pytest.skip("no nm on the path")
     flags = [
-        "-std=c99",
-        "-O2",
-        "-I",
-        str(simulator.MODEL),
-        "-c",
-        str(folder / "kernel.c"),
-        "-o",
-        str(folder / "k.o"),
-    ]
+        "-std=c99", "-O2", "-I", str(simulator.MODEL), "-c", str(folder / "kernel.c"), "-o", str(folder / "k.o"),
+    ]  # fmt: skip
     subprocess.run([simulator.compiler(), *flags], check=True)
     symbols = subprocess.run(["nm", str(folder / "k.o")], capture_output=True, text=True, check=True).stdout
     return re.findall(r" [bBdDC] \w+", symbols)

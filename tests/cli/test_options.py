@@ -135,14 +135,9 @@ def _written_over(folder: Path) -> dict[str, tuple[str, ...]]:
         "samples by a pattern": ("model.onnx", "--calibration", "sam*/*.npz", "-o", "samples"),
         "a folder of samples": ("model.onnx", "--calibration", "samples", "-o", "samples"),
         "a machine": ("model.onnx", "--machine", "machines/m.toml", "-o", "machines"),
-        "the cache over samples": (
-            "model.onnx",
-            "--calibration",
-            "samples",
-            "--calibration-cache",
-            "samples/s.npz",
-        ),
-    }
+        "the cache over samples": ("model.onnx", "--calibration", "samples", "--calibration-cache",
+            "samples/s.npz"),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", _written_over(Path("/a/b")))

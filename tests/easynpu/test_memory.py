@@ -57,15 +57,9 @@ def test_a_map_lies_row_by_row_with_the_channels_of_a_pixel_in_consecutive_words
     # 18 channels, 2 rows, 2 columns: the value says channel, row and column; 2 words a pixel
     x = np.array([[[[100 * h + 50 * w + c for w in range(2)] for h in range(2)] for c in range(18)]])
     expected = [
-        [*range(16)],
-        [16, 17] + [0] * 14,
-        [*range(50, 66)],
-        [66, 67] + [0] * 14,
-        [*range(100, 116)],
-        [116, 117] + [0] * 14,
-        [*range(150, 166)],
-        [166, 167] + [0] * 14,
-    ]
+        [*range(16)], [16, 17] + [0] * 14, [*range(50, 66)], [66, 67] + [0] * 14, [*range(100, 116)],
+        [116, 117] + [0] * 14, [*range(150, 166)], [166, 167] + [0] * 14,
+    ]  # fmt: skip
     assert pack_feature(x.astype(np.int16)).reshape(8, 16).tolist() == expected
 
 

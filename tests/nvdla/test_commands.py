@@ -24,15 +24,8 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(MODELS["digits"](), folder / "digits.onnx")
     out = folder / "digits.npu"
     arguments = [
-        "compile",
-        *SYNTHETIC,
-        str(folder / "digits.onnx"),
-        "--target",
-        "nvdla-small",
-        "-o",
-        str(out),
-        "-v",
-    ]
+        "compile", *SYNTHETIC, str(folder / "digits.onnx"), "--target", "nvdla-small", "-o", str(out), "-v",
+    ]  # fmt: skip
     result = CliRunner().invoke(npuc, arguments, catch_exceptions=False)
     assert result.exit_code == 0 and "cycles modelled" in result.output
     return out

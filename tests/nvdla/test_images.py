@@ -119,35 +119,23 @@ HALVES = [node("Relu", "x", "r"), node("Slice", "r zero one axis", "a"), node("S
 def networks() -> dict[str, onnx.ModelProto]:
     """Each computes or moves maps of one pixel whose channels fill several atoms of nv_small and of nv_full."""
     found = {
-        "transposed convolution": network(
-            [node("ConvTranspose", "x w", "y", strides=[2, 2])], (1, 16, 1, 1), {"w": weights(16, 72, 2, 2)}
-        ),
-        "transposed convolution of a column": network(
-            [node("ConvTranspose", "x w", "y", strides=[2, 2])], (1, 16, 7, 1), {"w": weights(16, 72, 2, 2)}
-        ),
-        "depth to space": network(
-            [node("Relu", "x", "r"), node("DepthToSpace", "r", "y", blocksize=2)], (1, 288, 1, 1)
-        ),
-        "concatenation": network(
-            [node("Conv", "x v", "a"), node("Conv", "x w", "b"), node("Concat", "a b", "y", axis=2)],
-            (1, 8, 3, 3),
-            {"v": weights(72, 8, 3, 3), "w": -weights(72, 8, 3, 3)},
-        ),
+        "transposed convolution": network([node("ConvTranspose", "x w", "y", strides=[2, 2])], (1, 16, 1, 1),
+            {"w": weights(16, 72, 2, 2)}),
+        "transposed convolution of a column": network([node("ConvTranspose", "x w", "y", strides=[2, 2])],
+            (1, 16, 7, 1), {"w": weights(16, 72, 2, 2)}),
+        "depth to space": network([node("Relu", "x", "r"), node("DepthToSpace", "r", "y", blocksize=2)],
+            (1, 288, 1, 1)),
+        "concatenation": network([node("Conv", "x v", "a"), node("Conv", "x w", "b"),
+            node("Concat", "a b", "y", axis=2)], (1, 8, 3, 3), {"v": weights(72, 8, 3, 3),
+            "w": -weights(72, 8, 3, 3)}),
         "addition of halves": network([*HALVES, node("Add", "a b", "y")], (1, 72, 2, 1), STARTS),
-        "convolution and addition": network(
-            [*HALVES, node("Conv", "a w", "c"), node("Add", "c b", "y")],
-            (1, 72, 2, 1),
-            {**STARTS, "w": weights(72, 72, 1, 1)},
-        ),
-        "operands per channel": network(
-            [*HALVES, node("PRelu", "a s", "y")], (1, 72, 2, 1), {**STARTS, "s": weights(72, 1, 1)}
-        ),
-        "a column in tiles": network(
-            [node("Conv", "x w", "c", pads=[1, 0, 1, 0]), node("Add", "c x", "y")],
-            (1, 72, 9, 1),
-            {"w": weights(72, 72, 3, 1)},
-        ),
-    }
+        "convolution and addition": network([*HALVES, node("Conv", "a w", "c"), node("Add", "c b", "y")],
+            (1, 72, 2, 1), {**STARTS, "w": weights(72, 72, 1, 1)}),
+        "operands per channel": network([*HALVES, node("PRelu", "a s", "y")], (1, 72, 2, 1),
+            {**STARTS, "s": weights(72, 1, 1)}),
+        "a column in tiles": network([node("Conv", "x w", "c", pads=[1, 0, 1, 0]), node("Add", "c x", "y")],
+            (1, 72, 9, 1), {"w": weights(72, 72, 3, 1)}),
+    }  # fmt: skip
     enlarged = network([node("Relu", "x", "r"), node("Resize", "r _ _", "y", mode="nearest")], (1, 72, 1, 1))
     enlarged.graph.initializer.append(numpy_helper.from_array(np.float32([1, 1, 2, 2]), "scales"))
     enlarged.graph.node[1].input[:] = ["r", "", "scales"]

@@ -25,16 +25,11 @@ def _residual() -> onnx.ModelProto:
     constants = {name: weights(*shape) * 1.5 for name, shape in shapes.items()}
     constants |= {f"b{name}": weights(shape[0]) / 4 for name, shape in shapes.items()}
     nodes = [
-        node("Conv", "x u bu", "a", pads=[1, 1, 1, 1]),
-        node("Relu", "a", "ra"),
-        node("Conv", "ra v bv", "b", pads=[1, 1, 1, 1]),
-        node("Relu", "b", "rb"),
-        node("Conv", "rb w bw", "c"),
-        node("Add", "c ra", "d"),
-        node("Relu", "d", "rd"),
-        node("GlobalAveragePool", "rd", "m"),
+        node("Conv", "x u bu", "a", pads=[1, 1, 1, 1]), node("Relu", "a", "ra"),
+        node("Conv", "ra v bv", "b", pads=[1, 1, 1, 1]), node("Relu", "b", "rb"), node("Conv", "rb w bw", "c"),
+        node("Add", "c ra", "d"), node("Relu", "d", "rd"), node("GlobalAveragePool", "rd", "m"),
         node("Conv", "m k bk", "y"),
-    ]
+    ]  # fmt: skip
     return network(nodes, (1, 3, 12, 12), constants)
 
 

@@ -221,16 +221,8 @@ def test_fp16_becomes_int16_without_the_converter() -> None:
     """Halves away from 0, saturated; a NaN is the lowest number: from the RTL of unit C."""
     changed: Fields = {"SDP.D_CVT_OFFSET": {"CVT_OFFSET": 10}, "SDP.D_CVT_SCALE": {"CVT_SCALE": 5}}
     given = {
-        0.5: 1,
-        -0.5: -1,
-        0.49976: 0,
-        2.5: 3,
-        922.5: 923,
-        -1.5: -2,
-        32768: 32767,
-        -65504: -32768,
-        np.nan: -32768,
-    }
+        0.5: 1, -0.5: -1, 0.49976: 0, 2.5: 3, 922.5: 923, -1.5: -2, 32768: 32767, -65504: -32768, np.nan: -32768,
+    }  # fmt: skip
     assert flat(sdp(row(*given, dtype="float16"), changed, out="INT16")) == [*given.values()]
 
 
