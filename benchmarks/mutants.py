@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import importlib
 import json
 import os
 import random
@@ -290,7 +291,10 @@ def _fails(mutant: Mutant, items: Sequence[pytest.Item]) -> bool:
 
 @cache
 def functions() -> list[FunctionType]:
-    """All functions that are imported."""
+    """All functions, of modules as well that tests import while they run."""
+    for path in source_files():
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        importlib.import_module(name if name.startswith("npuc.") else f"npuc.{name}")
     gc.unfreeze()  # what tests/conftest.py has hidden
     found = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
     gc.freeze()

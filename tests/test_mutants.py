@@ -15,6 +15,7 @@ import pytest
 
 from tests.files import script
 
+SOURCE = "npuc/conditions/fixture.py"
 FIXTURE = '''def fits(size, most):
     """Whether 1 <= size <= most."""
     if size < 1 or most is None:
@@ -22,7 +23,7 @@ FIXTURE = '''def fits(size, most):
     assert size != 7
     return size <= most
 '''
-TESTS = "from passes.fixture import fits\n\n\ndef test_fits():\n    assert fits(4, 4)\n    assert not fits(5, 4)\n"
+TESTS = "from npuc.conditions.fixture import fits\ndef test_fits():\n    assert fits(4, 4) and not fits(5, 4)\n"
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +81,9 @@ def test_the_runner_tells_what_survives_and_leaves_the_files(
 ) -> None:
     for each in mutants.TESTS:
         (tmp_path / "tests" / each).mkdir(parents=True)
-    for path, text in (
-        ("passes/fixture.py", FIXTURE),
-        ("passes/__init__.py", ""),
-        ("tests/passes/test_one.py", TESTS),
-    ):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+    empty = dict.fromkeys(("npuc/__init__.py", "npuc/conditions/__init__.py"), "")
+    for path, text in {**empty, SOURCE: FIXTURE, "tests/passes/test_one.py": TESTS}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text, encoding="utf-8")
     shutil.copytree(mutants.ROOT / "benchmarks", tmp_path / "benchmarks")
     command = [sys.executable, "benchmarks/mutants.py", "--count", "9", *options]
@@ -102,4 +100,4 @@ def test_the_runner_tells_what_survives_and_leaves_the_files(
     }
     assert "3 of 7 killed" in done.stdout
     assert done.returncode == 1
-    assert (tmp_path / "passes/fixture.py").read_text(encoding="utf-8") == FIXTURE
+    assert (tmp_path / SOURCE).read_text(encoding="utf-8") == FIXTURE

@@ -187,7 +187,7 @@ def _choose_phases(lanes: int, rewriter: Rewriter, node: Node, axes: Sequence[Tr
     rows, columns = (axis.common_phases() for axis in axes)
     common: list[Phases] = [[(row, column) for row in rows for column in columns]]
     constant = all(name in rewriter.constants for name in node.inputs[1:] if name)
-    if len(separate) == 1 or GROUP(node) > 1 or not constant:
+    if GROUP(node) > 1 or not constant:
         return separate
     work, apart = (_work(lanes, rewriter, node, each) for each in (common, separate))
     return common if 4 * work <= 3 * apart else separate

@@ -193,39 +193,34 @@ def _run(program: Program) -> None:
     running.run_program(program, target("nvdla-small"), samples)
 
 
-def _convolution(channels: int, extent: tuple[int, int], size: int, stride: int) -> onnx.ModelProto:
-    nodes = [
-        node("Conv", "x w b", "a", pads=[size // 2] * 4, strides=[stride] * 2),
-        node("Relu", "a", "y"),
-    ]
+def _convolution(
+    channels: int, extent: tuple[int, int], size: int, stride: int, pad: int | None = None
+) -> onnx.ModelProto:
+    pads = [size // 2 if pad is None else pad] * 4
+    nodes = [node("Conv", "x w b", "a", pads=pads, strides=[stride] * 2), node("Relu", "a", "y")]
     constants = {"w": weights(48, channels, size, size), "b": weights(48, 1)[:, 0]}
     return network(nodes, (1, channels, *extent), constants)
 
 
-@pytest.mark.parametrize(
-    ("channels", "extent", "size", "stride"),
-    [(64, (16, 12), 3, 1), (33, (7, 9), 3, 1), (20, (15, 22), 5, 2), (24, (18, 21), 6, 2)],
-)
-def test_winograd_in_int8_is_exact_in_its_own_arithmetic_and_near_fp32(
-    channels: int, extent: tuple[int, int], size: int, stride: int, tmp_path: Path
+@pytest.mark.parametrize(("precision", "least", "channels", "extent", "size", "stride"), [
+    ("int8", 25.0, 64, (16, 12), 3, 1), ("int8", 25.0, 33, (7, 9), 3, 1), ("int8", 25.0, 20, (15, 22), 5, 2),
+    ("int8", 25.0, 24, (18, 21), 6, 2), ("int16", 70.0, 40, (10, 13), 3, 1), ("int16", 70.0, 64, (16, 12), 3, 1),
+    ("int16", 70.0, 20, (15, 22), 5, 2), ("int16", 70.0, 24, (18, 21), 6, 2),
+])  # fmt: skip
+def test_winograd_is_exact_in_its_own_arithmetic_and_near_fp32(
+    precision: str, least: float, channels: int, extent: tuple[int, int], size: int, stride: int, tmp_path: Path
 ) -> None:
     model = _convolution(channels, extent, size, stride)
-    report = verified(model, tmp_path, "nvdla-full", weights="winograd")
+    report = verified(model, tmp_path, "nvdla-full", weights="winograd", precision=precision)
+    expect_exact(report, least)
+    assert _forms(report) == ["winograd"]
+
+
+@pytest.mark.parametrize(("pad", "form"), [(2, "winograd"), (3, "direct")])
+def test_no_tile_of_winograd_lies_above_the_map(pad: int, form: str, tmp_path: Path) -> None:
+    report = verified(_convolution(64, (8, 8), 3, 1, pad), tmp_path, "nvdla-full", weights="winograd")
     expect_exact(report, 25.0)
-    assert _forms(report) == ["winograd"]
-
-
-@pytest.mark.parametrize(
-    ("channels", "extent", "size", "stride"),
-    [(40, (10, 13), 3, 1), (64, (16, 12), 3, 1), (20, (15, 22), 5, 2), (24, (18, 21), 6, 2)],
-)
-def test_winograd_in_int16_is_exact_in_its_own_arithmetic_and_near_fp32(
-    channels: int, extent: tuple[int, int], size: int, stride: int, tmp_path: Path
-) -> None:
-    model = _convolution(channels, extent, size, stride)
-    report = verified(model, tmp_path, "nvdla-full", weights="winograd", precision="int16")
-    expect_exact(report, 70.0)
-    assert _forms(report) == ["winograd"]
+    assert _forms(report) == [form]
 
 
 @pytest.mark.parametrize(("most", "truncated"), [(1e9, 1), (0.5, 2)])
@@ -245,14 +240,19 @@ def test_winograd_cuts_as_many_bits_as_the_values_need(most: float, truncated: i
     assert found and all(f"PRA_TRUNCATE={truncated}" in each for each in found)
 
 
-def test_winograd_rounds_in_int16_so_that_it_must_be_allowed(tmp_path: Path) -> None:
-    model = _convolution(64, (40, 40), 3, 1)
-    report = verified(model, tmp_path, "nvdla-full", samples=1, precision="int16")
+@pytest.mark.parametrize(
+    ("precision", "extent", "least", "share"), [("int16", 40, 70.0, 0.8), ("int8", 56, 25.0, 0.7)]
+)
+def test_winograd_rounds_so_that_it_must_be_allowed(
+    precision: str, extent: int, least: float, share: float, tmp_path: Path
+) -> None:
+    model = _convolution(64, (extent, extent), 3, 1)
+    report = verified(model, tmp_path, "nvdla-full", samples=1, precision=precision)
     assert _forms(report) == ["direct"]
-    allowed = verified(model, tmp_path, "nvdla-full", samples=1, precision="int16", allow=("winograd",))
-    expect_exact(allowed, 70.0)
+    allowed = verified(model, tmp_path, "nvdla-full", samples=1, precision=precision, allow=("winograd",))
+    expect_exact(allowed, least)
     assert _forms(allowed) == ["winograd"]
-    assert allowed["compiled"]["cycles"] < 0.8 * report["compiled"]["cycles"]
+    assert allowed["compiled"]["cycles"] < share * report["compiled"]["cycles"]
 
 
 def test_winograd_in_row_tiles_writes_whole_tiles(tmp_path: Path) -> None:
@@ -260,16 +260,6 @@ def test_winograd_in_row_tiles_writes_whole_tiles(tmp_path: Path) -> None:
     expect_exact(report, 25.0)
     (layer,) = report["compiled"]["layers"]
     assert layer["weight_form"] == "winograd" and layer["jobs"] > 1
-
-
-def test_winograd_rounds_in_int8_so_that_it_must_be_allowed(tmp_path: Path) -> None:
-    model = _convolution(64, (56, 56), 3, 1)
-    report = verified(model, tmp_path, "nvdla-full", samples=1)
-    assert _forms(report) == ["direct"]
-    allowed = verified(model, tmp_path, "nvdla-full", samples=1, allow=("winograd",))
-    expect_exact(allowed, 25.0)
-    assert _forms(allowed) == ["winograd"]
-    assert allowed["compiled"]["cycles"] < 0.7 * report["compiled"]["cycles"]
 
 
 @pytest.mark.parametrize(("channels", "form"), [(64, "winograd"), (3, "image, 2 lines, sparse")])

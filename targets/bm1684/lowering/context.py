@@ -211,7 +211,7 @@ class Lowering:
     def make_continuous(self, view: SystemView) -> SystemView:
         """The view in the continuous layout, copied if need be."""
         to = self.scratch_view(view.shape)
-        if all(len(axis) == 1 for axis in view.axes) and SystemView(view.region, view.offset, to.axes) == view:
+        if SystemView(view.region, view.offset, to.axes) == view:
             return view
         self.emit(*moves.copies(to, view))
         return to
