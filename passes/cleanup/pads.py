@@ -44,7 +44,7 @@ def _pad_before(rewriter: Rewriter, node: Node) -> Node | None:
     pads = SIDES(pad)
     rank = len(pads) // 2
     outside = pads[:2] + pads[rank : rank + 2]
-    return pad if rank > 2 and not any(outside) and min(pads) >= 0 else None
+    return pad if not any(outside) and min(pads) >= 0 else None
 
 
 def _spatial(pad: Node) -> tuple[int, ...]:

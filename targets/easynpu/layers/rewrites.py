@@ -107,7 +107,7 @@ def _folds(graph: Graph, node: Node, machine: Machine) -> bool:
     window, (Ho, Wo) = window_of(node, (high, wide)), graph.shape(node.output)[2:]
     (Sh, Sw), (top, _), (dilation, _) = window.strides, window.begins, window.dilations
     firsts = [tap * dilation - top for tap in range(high)]
-    met = all(first < H and first + (Ho - 1) * Sh >= 0 for first in firsts)
+    met = high > 1 and all(first < H and first + (Ho - 1) * Sh >= 0 for first in firsts)
     words = groups(high * channels) * Ho * ((Wo - 1) * Sw + window.reach[1])
     pixels = groups(channels) * H * W
     if moves:  # a reshape word may make the map of fewer words: it reads them, moves pieces and writes pixels
@@ -115,8 +115,8 @@ def _folds(graph: Graph, node: Node, machine: Machine) -> bool:
         given, memories = groups(depth) * prod(extents), (machine.fmap_words, machine.skip_words)
         held = max(given, pixels) <= max(memories) and given + pixels <= sum(memories)
         more = (words - given) * machine.word_bytes / machine.host_bytes_per_cycle
-        return high > 1 and met and words < pixels and (more < given + 2 * pixels or not held)
-    return high > 1 and met and words < pixels
+        return met and words < pixels and (more < given + 2 * pixels or not held)
+    return met and words < pixels
 
 
 def _moves_of_host(graph: Graph, name: str) -> list[Node] | None:
