@@ -20,6 +20,7 @@ from npuc.targets.bm1684.simulate.running import Runner
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler
 from tests.compiled import compilation, optimised
+from tests.passes.networks import feeds, network, node, operators
 
 # local memory in bytes that holds some of the network's maps, but not all
 SMALL = {
@@ -150,6 +151,21 @@ def _decoder(node: onnx.NodeProto, constants: list[onnx.TensorProto], images: in
         [onnx.numpy_helper.from_array(w, "w"), *constants],
     )
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(("scale", "mode", "kind", "parts"), [
+    (0.5, "linear", "half_pixel", 1), (1.5, "linear", "half_pixel", 1), (2.04, "linear", "half_pixel", 1),
+    (2.0, "linear", "half_pixel", 3), (3.0, "linear", "half_pixel", 1), (2.0, "cubic", "half_pixel", 1),
+    (2.0, "linear", "align_corners", 1),
+])  # fmt: skip
+def test_a_resize_is_sliced_by_powers_of_two(scale: float, mode: str, kind: str, parts: int) -> None:
+    attrs = {"sizes": (1, 8, int(24 * scale), 20), "scales": (1.0, 1.0, scale, 1.0), "mode": mode}
+    attrs["coordinate_transformation_mode"] = kind
+    graph = network((1, 8, 24, 20), "y", node("Relu", "x", "r"), node("Resize", "r", "y", **attrs))
+    found = slicing.fit(graph, Machine(local_bytes=8192))
+    assert operators(found).count("Resize") == parts
+    (values,) = feeds(graph).values()
+    assert (interpreter.run(found, {"x": values})["y"] == interpreter.run(graph, {"x": values})["y"]).all()
 
 
 @pytest.mark.parametrize("images", [1, 2])
