@@ -75,7 +75,7 @@ def is_sliceable(graph: Graph, node: Node) -> bool:
         return window.reach[0] >= window.strides[0] and more[0] <= window.ends[0] and window.begins[0] >= 0
     shape, result = graph.shape(node.inputs[0]), graph.shape(node.output)
     mode, kind = RESIZE_MODE(node), COORDINATES(node)
-    whole = shape[:2] == result[:2] and result[2] % shape[2] == 0 and SCALES(node)[2] == result[2] // shape[2]
+    whole = shape[:2] == result[:2] and SCALES(node)[2] == result[2] // shape[2]
     if mode == "nearest":
         return whole and repeats(node)
     times = result[2] // shape[2]
