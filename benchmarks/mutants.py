@@ -1,13 +1,12 @@
 """Mutants of conditions, generated from the syntax tree; one that survives its tests is an untested condition.
 
-    python benchmarks/mutants.py [--count N] [--seed S] [--only TEXT]... [--tests FILE]... [--list]
+    python benchmarks/mutants.py [--count N] [--seed S] [--only TEXT]... [--tests FILE]...
 
 A mutant negates a condition, drops an operand of `and`, `or` or a constraint of a support table, or shifts a
 comparison by one (< to <=, 4 to 5). N of them are drawn from `SOURCES` by the seed. Each runs the tests that
-execute its line, until one fails. The first run asks coverage which these are (`pip install coverage`), and writes
-it to `found/lines.sqlite`; delete that when lines have moved. No file is changed: all tests are imported once, and
-every mutant is planted in a process forked from that one. `equivalent_mutants.toml` lists mutants that no test can
-tell, with reasons; they are not drawn. Exit code 1 unless at least 95 % are killed.
+execute its line, until one fails. The first run asks coverage (`pip install coverage`) which these are; delete
+`found/lines.sqlite` when lines have moved. A mutant is planted in a process forked from one that has imported all
+tests; no file changes. `equivalent_mutants.toml` lists what no test can tell. Exit code 1 unless 95 % are killed.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from time import perf_counter, process_time
 from types import CodeType, FunctionType
+from typing import Any
 
 import click
 import pytest
@@ -55,10 +55,7 @@ TESTS = (
 """Folders or files of tests that may tell; of them those that are not slow."""
 TEST_SECONDS, SECONDS = 20, 60
 """The limits of CPU time of one test, which then fails, and of all tests of a mutant, which then survives."""
-LEAST_KILLED = 0.95
-KILLED, SURVIVED = "killed", "survived"
-RESULTS = {0: SURVIVED, 1: KILLED, 2: "error", -signal.SIGPROF: "endless"}
-"""By the exit code of a mutant's process: whether a test failed, or took too long; 2: it could not be planted."""
+RESULTS = {0: "survived", 1: "killed", 2: "not planted", -signal.SIGPROF: "endless"}
 
 
 @dataclass(frozen=True)
@@ -191,8 +188,7 @@ class Collector:
         from coverage import Coverage
 
         LINES.parent.mkdir(exist_ok=True)
-        files = [*map(str, source_files())]
-        self.coverage = Coverage(data_file=str(LINES), include=files, config_file=False)
+        self.coverage = Coverage(data_file=str(LINES), include=[*map(str, source_files())], config_file=False)
         self.seconds: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True)
@@ -217,19 +213,14 @@ class Collector:
         return result
 
 
+@dataclass
 class Runner:
     """A plugin of pytest that runs, instead of all tests once, those of every mutant in a process of its own."""
 
-    def __init__(self, mutants: Sequence[Mutant], given: bool) -> None:
-        self.mutants = mutants
-        self.results: list[str] = []
-        self.seconds: Mapping[str, float] | None = None
-        if not given:
-            from coverage import CoverageData
-
-            self.seconds = json.loads(TIMES.read_text(encoding="utf-8"))
-            self.lines = CoverageData(str(LINES))
-            self.lines.read()
+    mutants: Sequence[Mutant]
+    lines: Any = None
+    """What coverage has found; None: all tests run."""
+    results: list[str] = field(default_factory=list)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Runs the mutants, and prints their results."""
@@ -239,7 +230,7 @@ class Runner:
         for mutant in self.mutants:
             began = perf_counter()
             items = self.tests_of(mutant, session.items)
-            self.results.append(run(mutant, items) if items else SURVIVED)
+            self.results.append(run(mutant, items) if items else "survived")
             click.echo(f"{self.results[-1]:9s}{perf_counter() - began:6.1f} s {len(items):5d} tests  {mutant}")
         return True
 
@@ -248,32 +239,31 @@ class Runner:
 
         Behind them the others of their files, which may use what the first ones made.
         """
-        if self.seconds is None:
+        if self.lines is None:
             return items
+        seconds = json.loads(TIMES.read_text(encoding="utf-8"))
         found = self.lines.contexts_by_lineno(str(ROOT / mutant.file))
         hits = set(found.get(mutant.line) or chain(*found.values()))
-        files: Counter[str] = Counter()
-        for test in hits & self.seconds.keys():
-            files[test.partition("::")[0]] += self.seconds[test]
+        files: Counter[Path] = Counter()
+        for item in items:
+            if item.nodeid in hits:
+                files[item.path] += seconds.get(item.nodeid, 0)
 
-        def order(item: pytest.Item) -> tuple[bool, float, str, float]:
-            file = item.nodeid.partition("::")[0]
-            return item.nodeid not in hits, files[file], file, self.seconds[item.nodeid]
+        def order(item: pytest.Item) -> tuple[bool, float, Path, float]:
+            return item.nodeid not in hits, files[item.path], item.path, seconds[item.nodeid]
 
-        candidates = (each for each in items if each.nodeid in self.seconds)
-        return sorted((each for each in candidates if each.nodeid.partition("::")[0] in files), key=order)
+        return sorted((each for each in items if each.path in files and each.nodeid in seconds), key=order)
 
 
 def run(mutant: Mutant, items: Sequence[pytest.Item]) -> str:
     """What becomes of a mutant, which a process of its own holds."""
-    child = os.fork()
-    if not child:
-        code = 2
+    code = 2
+    if not (child := os.fork()):
         try:
             code = _fails(mutant, items)
         finally:
             os._exit(code)
-    return RESULTS.get(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), KILLED)
+    return RESULTS.get(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "killed")
 
 
 def _fails(mutant: Mutant, items: Sequence[pytest.Item]) -> bool:
@@ -306,7 +296,7 @@ def plant(mutant: Mutant) -> None:
     path = ROOT / mutant.file
     source = path.read_text(encoding="utf-8")
     tree = change(source, mutant.number)
-    codes = [compile(each, str(path), "exec", dont_inherit=True) for each in (ast.parse(source), tree)]
+    codes = (compile(each, str(path), "exec", dont_inherit=True) for each in (ast.parse(source), tree))
     changed = dict(_pairs(*codes))
     for each in functions():
         each.__code__ = changed.get(each.__code__, each.__code__)
@@ -323,8 +313,8 @@ def plant(mutant: Mutant) -> None:
 def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
     """The code of functions before and after, where it differs."""
     yield from [(old, new)] if old != new else []
-    inner = ([each for each in code.co_consts if isinstance(each, CodeType)] for code in (old, new))
-    for each, other in zip(*inner, strict=False):
+    olds, news = ([each for each in code.co_consts if isinstance(each, CodeType)] for code in (old, new))
+    for each, other in zip(olds, news, strict=True) if len(olds) == len(news) else ():
         yield from _pairs(each, other)
 
 
@@ -333,29 +323,27 @@ def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
 @click.option("--seed", type=int, default=0, show_default=True, help="Which ones.")
 @click.option("--only", multiple=True, help="Of those in whose line this text is: file:line, old -> new.")
 @click.option("--tests", multiple=True, help="Files of tests that run instead of those that the lines tell.")
-@click.option("--list", "list_wanted", is_flag=True, help="Print them; run nothing.")
-def main(count: int, seed: int, only: Sequence[str], tests: Sequence[str], list_wanted: bool) -> None:
+def main(count: int, seed: int, only: Sequence[str], tests: Sequence[str]) -> None:
     """Small changes of conditions, each of which some test must notice."""
     found = [each for each in generate() if not only or any(text in str(each) for text in only)]
-    if not found:
-        raise click.UsageError("no mutant is named so")
     chosen = random.Random(seed).sample(found, min(count, len(found)))
-    if list_wanted:
-        click.echo("\n".join(map(str, chosen)))
-        return
     os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT))
     arguments = ["-q", "-p", "no:cacheprovider", *(tests or [f"tests/{each}" for each in TESTS])]
     if not tests and not LINES.exists():
         if pytest.main(arguments, plugins=[Collector()]) > pytest.ExitCode.TESTS_FAILED:
             sys.exit(1)
         os.execv(sys.executable, [sys.executable, *sys.argv])  # without what these tests have left in caches
-    runner = Runner(chosen, given=bool(tests))
+    runner = Runner(chosen)
+    if not tests:
+        from coverage import CoverageData
+
+        runner.lines = CoverageData(str(LINES))
+        runner.lines.read()
     pytest.main(arguments, plugins=[runner])
-    killed = sum(each not in (SURVIVED, "error") for each in runner.results)
-    share = killed / max(len(runner.results), 1)
-    click.echo(f"{killed} of {len(runner.results)} killed ({share:.1%}), drawn from {len(found):,}")
-    sys.exit(share < LEAST_KILLED)
+    killed, count = sum(each in ("killed", "endless") for each in runner.results), len(runner.results)
+    share = killed / max(count, 1)
+    click.echo(f"{killed} of {count} killed ({share:.1%}), drawn from {len(found):,}")
+    sys.exit(share < 0.95)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ def test_the_runner_tells_what_survives_and_leaves_the_files(
     for path, text in {**empty, SOURCE: FIXTURE, "tests/passes/test_one.py": TESTS}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n", encoding="utf-8")
     shutil.copytree(mutants.ROOT / "benchmarks", tmp_path / "benchmarks")
     command = [sys.executable, "benchmarks/mutants.py", "--count", "9", *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
