@@ -307,11 +307,6 @@ def test_expand_is_a_concatenation_per_repeated_axis(shape: tuple[int, ...], exp
     becomes(copies_to_concats, network((3, 1), "y", node("Expand", "x", "y", shape=shape)), expected)
 
 
-def test_expand_by_many_stays() -> None:
-    graph = network((3, 1), "y", node("Expand", "x", "y", shape=(3, 257)))
-    assert copies_to_concats(graph) is graph
-
-
 @pytest.mark.parametrize("pads", [(1, 0, 2, 2, 0, 3), (-1, 0, 2, 0, -2, 3), (0, 0, 0, 0, -1, -1)])
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
 def test_padding_is_a_concatenation_per_padded_axis(mode: str, pads: tuple[int, ...]) -> None:
@@ -342,9 +337,14 @@ def test_a_gather_is_a_slice_per_run_of_indices(indices: Any, expected: list[str
     becomes(gathers_to_slices, graph, expected)
 
 
-def test_a_gather_of_many_runs_stays() -> None:
-    graph = network((2, 5), "y", node("Gather", "x i", "y", axis=1), i=np.array([0] * 257))
-    assert gathers_to_slices(graph) is graph
+@pytest.mark.parametrize(("rule", "shape", "moved"), [
+    (copies_to_concats, (3, 1), node("Expand", "x", "y", shape=(3, 257))),
+    (copies_to_concats, (3, 0, 5), node("Pad", "x", "y", pads=(0, 1, 0, 0, 0, 0))),
+    (gathers_to_slices, (2, 5), node("Gather", "x i", "y", axis=1)),
+], ids=["many copies", "padding of nothing", "many runs"])  # fmt: skip
+def test_what_is_many_copies_or_none_stays(rule: Pass, shape: tuple[int, ...], moved: Node) -> None:
+    graph = network(shape, "y", moved, i=np.array([0] * 257))
+    assert rule(graph) is graph
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.0, ["Conv"]), (1.5, ["Conv", "Conv"])])
