@@ -120,6 +120,15 @@ def test_a_remedy_is_about_what_is_beyond_the_machine(op: str, attributes: dict[
     assert found.remedy == remedy
 
 
+@pytest.mark.parametrize(("attributes", "refused"), [
+    ({}, False), ({"beta": 0.0}, False), ({"beta": -0.25}, True), ({"bias": 0.0}, True), ({"alpha": 0.0}, False),
+    ({"alpha": -0.25}, True), ({"size": 9}, False), ({"size": 11}, True), ({"size": 4}, True),
+])  # fmt: skip
+def test_a_normalisation_falls_with_the_squares_of_few_channels(attributes: dict[str, Any], refused: bool) -> None:
+    graph = network((1, 16, 4, 4), "y", node("LRN", "x", "y", **{"size": 5, **attributes}))
+    assert bool(support.refusal(graph, graph.nodes[0], FULL, "int8")) is refused
+
+
 @pytest.mark.parametrize(("shape", "found"), [
     ((1, 8192, 1, 1), None), ((1, 8193, 1, 1), "8,193 channels exceed 8,192"),
     ((1, 1, 8193, 1), "8,193 rows exceed 8,192"), ((1, 1, 1, 8193), "8,193 columns exceed 8,192"),

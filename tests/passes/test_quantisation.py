@@ -13,6 +13,7 @@ from npuc.passes.recognition.recognise_quantisation import recognise_quantisatio
 from npuc.passes.scales import RescaleCoarseOperands, RescaleMixedConcats
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.scales.constraints import constraints_of, tensors_of
+from npuc.quantize.scales.model_scales import Steps
 from tests.graphs.compiling import Case, verified
 from tests.passes.networks import IMAGES, assert_same_meaning, becomes, network, node, operators
 
@@ -212,3 +213,13 @@ def test_a_concat_of_given_steps_alone_stays() -> None:
     given = (node("FakeQuantize", "x", "q", **STEPS), node("FakeQuantize", "x", "r", **STEPS))
     graph = network((2, 4, 2), "y", *given, node("Concat", "q r", "y", axis=0))
     assert RescaleMixedConcats(IMAGES)(graph) is graph
+
+
+@pytest.mark.parametrize(("steps", "rescaled"), [((0.1, 0.1, 0.1), 0), ((0.1, 0.2, 0.1), 2), ((0.1, 0.1, 0.2), 2)])
+def test_a_concat_stays_where_a_table_gives_all_the_same_steps(steps: tuple[float, ...], rescaled: int) -> None:
+    branches = node("Tanh", "x", "q"), node("Sigmoid", "x", "r")
+    graph = network((1, 4, 2, 2), "y", *branches, node("Concat", "q r", "y", axis=1))
+    table = {name: Steps(scale, 0) for name, scale in zip("qry", steps, strict=True)}
+    found = RescaleMixedConcats(IMAGES, table)(graph)
+    assert len(found.nodes) - len(graph.nodes) == rescaled
+    assert_same_meaning(graph, found)

@@ -340,8 +340,10 @@ def test_a_gather_is_a_slice_per_run_of_indices(indices: Any, expected: list[str
 @pytest.mark.parametrize(("rule", "shape", "moved"), [
     (copies_to_concats, (3, 1), node("Expand", "x", "y", shape=(3, 257))),
     (copies_to_concats, (3, 0, 5), node("Pad", "x", "y", pads=(0, 1, 0, 0, 0, 0))),
+    (copies_to_concats, (3, 5), node("Pad", "x", "y", pads=(0, 0, 0, 0))),
+    (copies_to_concats, (3, 5), node("Pad", "x", "y", pads=(0, 1, 0, 0), value=-np.inf)),
     (gathers_to_slices, (2, 5), node("Gather", "x i", "y", axis=1)),
-], ids=["many copies", "padding of nothing", "many runs"])  # fmt: skip
+], ids=["many copies", "padding of nothing", "no padding", "endless padding", "many runs"])  # fmt: skip
 def test_what_is_many_copies_or_none_stays(rule: Pass, shape: tuple[int, ...], moved: Node) -> None:
     graph = network(shape, "y", moved, i=np.array([0] * 257))
     assert rule(graph) is graph
