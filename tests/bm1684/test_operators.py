@@ -57,6 +57,8 @@ CASES = {
     "Gemm of several rows": Case("Gemm", [(5, 30)], [_normal(130, 30)], {"transB": 1, "alpha": 0.5}),
     "Gemm of many columns": Case("Gemm", [(1, 5000)], [_normal(5000, 100), _normal(100)]),
     "MatMul": Case("MatMul", [(4, 20)], [_normal(20, 9)]),
+    "MatMul of batches": Case("MatMul", [(2, 4, 20)], [_normal(2, 20, 9)]),
+    "MatMul by one matrix": Case("MatMul", [(2, 4, 20)], [_normal(1, 20, 9)]),
     "MatMul of two inputs": Case("MatMul", [(4, 20), (20, 9)]),
     "MaxPool": Case("MaxPool", [IMAGE], attrs={"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "MaxPool, ceil": Case("MaxPool", [IMAGE], attrs={"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}),
