@@ -178,9 +178,9 @@ class EasyNpu(Target):
 
     def storage_of(self, program: Program, tensor: str) -> Stored | None:
         """The tensor's words in a DTCM."""
-        from npuc.targets.easynpu.view import stored
+        from npuc.targets.easynpu.view import place_of
 
-        return stored(program, tensor)
+        return place_of(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """The meaning of each part of an image."""
@@ -205,13 +205,13 @@ class EasyNpu(Target):
         """The program with the words of a listing in place of its own."""
         from npuc.targets.easynpu.export import assembling
 
-        return assembling.assembled(program, read_file(listing, "E501", assembling.REMEDY))
+        return assembling.assemble_listing(program, read_file(listing, "E501", assembling.REMEDY))
 
     def export(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:  # noqa: ARG002
         """Words and images as raw binary or $readmemh text, with map.json."""
         from npuc.targets.easynpu.export import c_export
 
-        return c_export.exported(program, form)
+        return c_export.export_files(program, form)
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:  # noqa: ARG002
         """Samples, the simulator's results for them, and the comparison in C."""

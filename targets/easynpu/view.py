@@ -302,10 +302,10 @@ def memory_annotations(program: Program, name: str) -> Iterator[MemoryAnnotation
         return
     places: dict[int, int] = {}
     for segment, chains in segments_of(program):
-        yield from _streamed(program, contents, segment, chains, name, places)
+        yield from _annotate_stream(program, contents, segment, chains, name, places)
 
 
-def _streamed(
+def _annotate_stream(
     program: Program,
     contents: Contents,
     segment: Segment,
@@ -369,7 +369,7 @@ Written = tuple[tuple[int, ...], tuple[int, int, int], Map]
 """The shape of a tensor; the first channel, row and column of a window of it; the window's words."""
 
 
-def stored(program: Program, tensor: str) -> Stored | None:
+def place_of(program: Program, tensor: str) -> Stored | None:
     """The place of a tensor in a DTCM once a segment has loaded or written all of it; None if none does.
 
     Raises ArtefactError (E502, E503) for a program that cannot be run.
@@ -387,11 +387,11 @@ def stored(program: Program, tensor: str) -> Stored | None:
             if part.shape == words.grid.shape:
                 part[...] = words.grid
         if grid.min() >= 0 and len(np.unique(grid)) == grid.size:
-            return _stored(memories.pop(), grid, shape, channels)
+            return _place_of_grid(memories.pop(), grid, shape, channels)
     return None
 
 
-def _stored(memory: str, grid: Array, shape: tuple[int, ...], channels: int) -> Stored:
+def _place_of_grid(memory: str, grid: Array, shape: tuple[int, ...], channels: int) -> Stored:
     first, last = int(grid.min()), int(grid.max())
 
     def unpack(data: Array) -> Array:
@@ -401,7 +401,7 @@ def _stored(memory: str, grid: Array, shape: tuple[int, ...], channels: int) -> 
     return Stored(f"words {first}..{last} of the {memory} DTCM", (last - first + 1) * LANES, unpack)
 
 
-def _used(entry: Produced, written: Map) -> tuple[tuple[int, int, int], Map]:
+def _used_element(entry: Produced, written: Map) -> tuple[tuple[int, int, int], Map]:
     """The first element of a tensor that a word gives, and where its result lies from there on."""
     channel, row, column = entry.start
     unused, place = entry.unused_rows, written.place
@@ -415,7 +415,7 @@ def _segments(program: Program, tensor: str) -> Iterator[list[Written]]:
     for segment, chains in segments_of(program):
         loaded = [(each.shape, each.start, each.map) for each in segment.loads if each.tensor == tensor]
         computed = [
-            (entry.shape, *_used(entry, each))
+            (entry.shape, *_used_element(entry, each))
             for chain in chains
             for stage in chain.stages
             for entry in table[stage.number : stage.number + 1]

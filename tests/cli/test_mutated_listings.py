@@ -13,7 +13,7 @@ from npuc.program import Program, load
 from npuc.storage import readmemh
 from npuc.targets.bm1684.machine.parameters import Machine as Bm1684
 from npuc.targets.bm1684.program.table import TABLE_FILE, read
-from npuc.targets.easynpu.export.assembling import assembled
+from npuc.targets.easynpu.export.assembling import assemble_listing
 from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.isa import Instruction
 from tests.cli.process import Digits, npuc
@@ -81,7 +81,7 @@ def test_a_changed_listing_is_refused_by_line_or_means_what_is_written(
     for _ in range(40):
         given = changed(text, chance, code)
         try:
-            made = assembled(program, given.encode())
+            made = assemble_listing(program, given.encode())
         except NpucError as error:
             expect_line(error)
             continue
@@ -96,7 +96,7 @@ def test_the_simulator_s_refusal_names_the_line(digits: Digits, program: Program
     at = next(number for number, line in enumerate(lines) if "Co=32 Ci=32" in line)
     lines[at] = lines[at].replace("Ci=32", "Ci=6")  # its weights and scales are others' bytes then
     with pytest.raises(NpucError, match=r"line 22: .*\(instruction 7\)"):
-        assembled(program, "\n".join(lines).encode())
+        assemble_listing(program, "\n".join(lines).encode())
 
 
 def test_changed_words_in_hexadecimal_are_refused_by_line_or_are_what_is_written(program: Program) -> None:

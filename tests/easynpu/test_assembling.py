@@ -13,8 +13,8 @@ from npuc.errors import ArtefactError
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded
 from npuc.target import Options, Request, target
-from npuc.targets.easynpu.export.assembling import assembled, expect_legal
-from npuc.targets.easynpu.export.recounting import recounted
+from npuc.targets.easynpu.export.assembling import assemble_listing, expect_legal
+from npuc.targets.easynpu.export.recounting import recount
 from npuc.targets.easynpu.simulate.walk import segments_of
 
 EASYNPU = target("easynpu")
@@ -35,7 +35,7 @@ def listing(program: Program) -> list[str]:
 
 def written(program: Program, lines: Sequence[str]) -> Program:
     """The program with these lines."""
-    return as_loaded(assembled(program, "\n".join(lines).encode()))
+    return as_loaded(assemble_listing(program, "\n".join(lines).encode()))
 
 
 def changed(number: int, old: str, new: str) -> list[str]:
@@ -136,11 +136,11 @@ def test_the_compilers_own_words_are_reported_as_the_compiler_did(
     compiled = compile_model(Request(tmp_path / "m.onnx", EASYNPU, Options(machine=machine)))[0]
     program = as_loaded(compiled)
     report = program.manifest["report"]
-    assert recounted(program, program) == {**report, "proof": {"samples": 0, "bit_exact": None, "model": None}}
+    assert recount(program, program) == {**report, "proof": {"samples": 0, "bit_exact": None, "model": None}}
     expect_legal(program)
     assert sum(chain.cycles for _, chains in segments_of(program) for chain in chains) == report["cycles"]
 
 
 def test_a_dump_of_the_same_words_is_the_same_program() -> None:
-    same = assembled(digits(), "\n".join(map(str, listing(digits()))).encode())
+    same = assemble_listing(digits(), "\n".join(map(str, listing(digits()))).encode())
     assert same.manifest == digits().manifest and same.files == digits().files

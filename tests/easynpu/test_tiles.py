@@ -22,7 +22,7 @@ from npuc.targets.easynpu.machine.memory import MapPlace
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.simulate import running as runners
-from npuc.targets.easynpu.simulate.running import Runner, planned
+from npuc.targets.easynpu.simulate.running import Runner, plan_steps
 from npuc.targets.easynpu.simulate.simulator import Simulator
 from tests.compiled import compilation
 
@@ -98,7 +98,7 @@ def _run(
     runner = Runner.__new__(Runner)
     runner.simulator = simulator
     state = simulator.state(SAMPLES)
-    for step in planned(drawn.steps, simulator) if tiles else drawn.steps:
+    for step in plan_steps(drawn.steps, simulator) if tiles else drawn.steps:
         if isinstance(step, HostStep):
             step.run(tensors)
             tensors |= {name: tensors[name].copy() for name in step.outputs}
@@ -122,7 +122,7 @@ def test_random_segments_give_the_same_tensors_side_by_side_as_in_turn() -> None
         for name, values in wanted.items():
             np.testing.assert_array_equal(found[name], values, err_msg=str(seed))
         assert seen == shown, seed
-        for wave in planned(drawn.steps, Simulator(MACHINE, drawn.files)):
+        for wave in plan_steps(drawn.steps, Simulator(MACHINE, drawn.files)):
             for each in () if isinstance(wave, HostStep) else wave:
                 sizes[len(each.parts)] += 1
                 shared += len(each.parts[0]) > 1

@@ -17,7 +17,7 @@ from npuc.targets.easynpu.machine.listing import assemble, disassemble
 from npuc.targets.easynpu.machine.rearrangement import (
     most_written,
     problem,
-    rearranged,
+    rearrange,
     run_length,
     word_for,
     written_words,
@@ -45,7 +45,7 @@ def tiles(*shape: int) -> Array:
 def test_halving_the_length_and_doubling_the_height_stacks_the_second_half_on_the_first() -> None:
     """The document's first example; its [3, 4, 6] is 72 tiles, there are 48. Length H, width W, height C."""
     x = tiles(6, 4, 2)
-    y = rearranged(x, Reshape(Hi=6, Wi=4, Ci=2, Ho=3, Wo=4, Co=4, split_h=2, onto_h=3))
+    y = rearrange(x, Reshape(Hi=6, Wi=4, Ci=2, Ho=3, Wo=4, Co=4, split_h=2, onto_h=3))
     assert y.shape == (1, 3, 4, 4)
     # the pile at length 1, width 2: two tiles of the first half, on top the two of length 1 + 3
     assert y[0, 1, 2].tolist() == [x[0, 1, 2, 0], x[0, 1, 2, 1], x[0, 4, 2, 0], x[0, 4, 2, 1]]
@@ -56,7 +56,7 @@ def test_halving_the_length_and_doubling_the_height_stacks_the_second_half_on_th
 def test_halving_the_height_and_doubling_the_length_inserts_the_upper_half_into_the_lower() -> None:
     """The document's second example: [2, 4, 6] becomes [4, 4, 3]."""
     x = tiles(2, 4, 6)
-    y = rearranged(x, Reshape(Hi=2, Wi=4, Ci=6, Ho=4, Wo=4, Co=3, split_c=2, onto_c=1, insert_c=1))
+    y = rearrange(x, Reshape(Hi=2, Wi=4, Ci=6, Ho=4, Wo=4, Co=3, split_c=2, onto_c=1, insert_c=1))
     assert y.shape == (1, 4, 4, 3)
     assert y[0, 0].tolist() == x[0, 0, :, :3].tolist()
     assert y[0, 1].tolist() == x[0, 0, :, 3:].tolist()
@@ -66,20 +66,20 @@ def test_halving_the_height_and_doubling_the_length_inserts_the_upper_half_into_
 
 def test_without_insertion_the_upper_half_is_put_beside_the_lower() -> None:
     x = tiles(2, 4, 6)
-    y = rearranged(x, Reshape(Hi=2, Wi=4, Ci=6, Ho=4, Wo=4, Co=3, split_c=2, onto_c=1))
+    y = rearrange(x, Reshape(Hi=2, Wi=4, Ci=6, Ho=4, Wo=4, Co=3, split_c=2, onto_c=1))
     assert y[0, :2].tolist() == x[0, :, :, :3].tolist()
     assert y[0, 2:].tolist() == x[0, :, :, 3:].tolist()
 
 
 def test_a_minor_split_takes_every_other_index() -> None:
     x = tiles(4, 1, 1)
-    y = rearranged(x, Reshape(Hi=4, Wi=1, Ci=1, Ho=2, Wo=2, Co=1, split_h=2, minor_h=1, onto_h=2))
+    y = rearrange(x, Reshape(Hi=4, Wi=1, Ci=1, Ho=2, Wo=2, Co=1, split_h=2, minor_h=1, onto_h=2))
     assert y[0, :, :, 0].tolist() == [[0, 1], [2, 3]]
 
 
 def test_a_dimension_stacked_on_itself_is_shuffled() -> None:
     x = tiles(1, 1, 6)
-    y = rearranged(x, Reshape(Ci=6, Co=6, split_c=2, insert_c=1, onto_c=3))
+    y = rearrange(x, Reshape(Ci=6, Co=6, split_c=2, insert_c=1, onto_c=3))
     assert y.ravel().tolist() == [0, 3, 1, 4, 2, 5]
 
 
@@ -89,7 +89,7 @@ def test_a_dimension_stacked_on_itself_is_shuffled() -> None:
 def test_permutations_that_leave_n_are_the_first_six_in_lexicographic_order(perm: int, source: str) -> None:
     x = tiles(2, 3, 5)
     Ho, Wo, Co = ({"H": 2, "W": 3, "C": 5}[name] for name in source)
-    y = rearranged(x, Reshape(perm=perm, Hi=2, Wi=3, Ci=5, Ho=Ho, Wo=Wo, Co=Co))
+    y = rearrange(x, Reshape(perm=perm, Hi=2, Wi=3, Ci=5, Ho=Ho, Wo=Wo, Co=Co))
     assert y[0].tolist() == np.einsum(f"HWC->{source}", x[0]).tolist()
 
 
@@ -97,7 +97,7 @@ def test_the_last_of_24_permutations_reverses_the_dimensions() -> None:
     x = tiles(2, 1, 1)
     word = Reshape(perm=23, Hi=2, Wi=1, Ci=1, Ho=1, Wo=2)
     assert problem(word) is None
-    assert rearranged(x, word).ravel().tolist() == [0, 1]
+    assert rearrange(x, word).ravel().tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_last_of_24_permutations_reverses_the_dimensions() -> None:
 )
 def test_words_that_contradict_themselves_are_refused(word: Reshape, reason: str) -> None:
     with pytest.raises(ArtefactError) as caught:
-        rearranged(np.zeros((1, word.Hi, word.Wi, word.Ci), np.int8), word)
+        rearrange(np.zeros((1, word.Hi, word.Wi, word.Ci), np.int8), word)
     assert reason in caught.value.problems[0].reason
 
 
@@ -141,14 +141,14 @@ def words(draw: st.DrawFn) -> Reshape:
 def test_every_word_moves_tiles_as_piles_carried_one_by_one(word: Reshape) -> None:
     x = tiles(word.Hi, word.Wi, word.Ci)
     expected = naive.restacked(x[0], naive.fields(naive.RESHAPE, encode(word)))
-    assert rearranged(x, word)[0].tolist() == expected.tolist()
+    assert rearrange(x, word)[0].tolist() == expected.tolist()
 
 
 @given(words().filter(lambda word: problem(word) is None))
 @settings(max_examples=60, deadline=None)
 def test_the_words_that_are_written_are_counted_lane_by_lane(word: Reshape) -> None:
     """A piece ends with a word of the map or of the result, or with a run of channels that stay neighbours."""
-    y = rearranged(tiles(word.Hi, word.Wi, word.Ci), word)[0]
+    y = rearrange(tiles(word.Hi, word.Wi, word.Ci), word)[0]
     place = {int(y[at]): at for at in np.ndindex(y.shape)}
     run, written, most = run_length(word), 0, 0
     for pixel in range(word.Hi * word.Wi):
@@ -191,10 +191,10 @@ def test_runs_of_channels_and_the_cycles_that_a_scattered_result_takes(
 def test_a_word_is_found_for_whatever_two_splits_give(word: Reshape) -> None:
     if word.split_h > 1 and word.split_w > 1 and word.split_c > 1:
         return
-    order = rearranged(tiles(word.Hi, word.Wi, word.Ci), word)[0]
+    order = rearrange(tiles(word.Hi, word.Wi, word.Ci), word)[0]
     found = word_for(order, (word.Hi, word.Wi, word.Ci))
     assert found is not None
-    assert rearranged(tiles(word.Hi, word.Wi, word.Ci), found)[0].tolist() == order.tolist()
+    assert rearrange(tiles(word.Hi, word.Wi, word.Ci), found)[0].tolist() == order.tolist()
 
 
 def test_no_word_turns_a_map_back_to_front() -> None:

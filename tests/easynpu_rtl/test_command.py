@@ -124,7 +124,7 @@ def built_bench(made: str, out: Path, digits: str, *options: str) -> Path:
         *((out / name).read_text() for name in sorted(FILES)),
         *map(build._version, (verilator, "make", "g++")),
     ]
-    shutil.copy(build._kept(f"{made}.out", parts, built), out / made)
+    shutil.copy(build._cached_file(f"{made}.out", parts, built), out / made)
     return out / made
 
 

@@ -18,7 +18,7 @@ from npuc.targets.easynpu.machine.memory import low_end
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import Followers, parameter_words
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, TensorMove
-from npuc.targets.easynpu.simulate.arithmetic import activation, sloped
+from npuc.targets.easynpu.simulate.arithmetic import activation, apply_slopes
 from npuc.targets.easynpu.simulate.simulator import Simulator
 
 # |x| for x < -4, 0 up to 3, then 2 x - 7, of x / 1: three segments, shift 1 (a = slope * 2, b = offset * 2)
@@ -91,7 +91,7 @@ def test_slopes_depend_on_channel_and_sign() -> None:
     planes[0, :, 1] = 96, -6, -64, -6
     planes[1, :, 0] = 1, 1, 1, 1
     x = np.repeat(EVERY[:, None], 17, axis=1)
-    found = sloped(planes.reshape(8, 16), x).astype(int)
+    found = apply_slopes(planes.reshape(8, 16), x).astype(int)
     for row, value in enumerate(range(-128, 128)):
         first = value if value >= 0 else (value + 2) // 4
         second = (3 * value + 1) // 2 if value >= 0 else -value

@@ -21,6 +21,7 @@ from npuc.passes.expansion.resizes import (
     interpolation_to_convs,
     resize_to_copies,
 )
+from npuc.pipeline import Pass
 from npuc.reference import graph_session
 from npuc.targets.easynpu.network.passes import resize_to_products
 from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE

@@ -19,10 +19,10 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.storage.files import decode
-from npuc.targets.easynpu.export.recounting import recounted
+from npuc.targets.easynpu.export.recounting import recount
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import listing as lines
-from npuc.targets.easynpu.machine.chains import ChainStage, check, expect_kept, refused
+from npuc.targets.easynpu.machine.chains import ChainStage, check, expect_kept, word_error
 from npuc.targets.easynpu.machine.isa import Instruction, Layer, Reshape
 from npuc.targets.easynpu.machine.memory import Map
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -93,7 +93,7 @@ def expect_legal(program: Program) -> None:
             if not filled.memory(move.map)[move.map.grid].all():
                 last = chains[-1].stages[-1] if chains else None
                 reason = f"nothing has written all of '{move.tensor}', which the host reads from the DTCM"
-                raise refused(last.number if last else 0, reason, last.word if last else None)
+                raise word_error(last.number if last else 0, reason, last.word if last else None)
 
 
 def expect_reserved(number: int, word: Instruction) -> None:
@@ -101,7 +101,7 @@ def expect_reserved(number: int, word: Instruction) -> None:
     for name, place in places(type(word)).items():
         value = getattr(word, name)
         if place.meaning == ZERO and value:
-            raise refused(number, f"{name} is {value}", word, f"{name} = 0", f"leave {name} out")
+            raise word_error(number, f"{name} is {value}", word, f"{name} = 0", f"leave {name} out")
 
 
 def _expect_streamed(filled: Filled, stage: ChainStage, start: int) -> int:
@@ -110,10 +110,10 @@ def _expect_streamed(filled: Filled, stage: ChainStage, start: int) -> int:
         start = stage.control.weights
     end = start + stage.streamed_words
     if end > start and end > len(filled.weight):
-        raise refused(stage.number, f"weight words {start}..{end - 1} are streamed", stage.layer)
+        raise word_error(stage.number, f"weight words {start}..{end - 1} are streamed", stage.layer)
     if not filled.weight[start:end].all():
         reason = f"some of the weight words {start}..{end - 1} are streamed before they are loaded"
-        raise refused(stage.number, reason, stage.layer)
+        raise word_error(stage.number, reason, stage.layer)
     return end
 
 
@@ -123,7 +123,7 @@ def _expect_filled(filled: Filled, chain: Chain) -> None:
         missing = each.grid[~filled.memory(each)[each.grid]]
         if missing.size:
             reason = f"word {missing[0]} of the {each.place.memory} DTCM is read before it is written"
-            raise refused(stage.number, reason, stage.word, remedy="a map where one lies, of its size")
+            raise word_error(stage.number, reason, stage.word, remedy="a map where one lies, of its size")
     for stage in chain.stages:
         for each in chain.written(stage):
             filled.fill(each)
@@ -134,14 +134,14 @@ def _reads(chain: Chain) -> Iterator[tuple[ChainStage, Map]]:
     for before, stage in zip((None, *chain.stages), chain.stages, strict=False):
         if before is None or before.keeps:
             whole = stage.ifmap(chain.machine, chain.low)
-            height, width = _reached(stage.layer) if stage.reshape is None else (whole.height, whole.width)
+            height, width = _ifmap_extents(stage.layer) if stage.reshape is None else (whole.height, whole.width)
             if min(height, width) > 0:
                 yield stage, replace(whole, height=height, width=width)
         if stage.name in ("add", "mul"):
             yield stage, stage.operand()
 
 
-def _reached(layer: Layer) -> tuple[int, int]:
+def _ifmap_extents(layer: Layer) -> tuple[int, int]:
     """Rows and columns of the ifmap up to the last one in a window."""
     rows = (layer.Ho - 1) * layer.Sh - layer.Ph + kernel_extent(layer.Hk, layer.Dh)
     columns = (layer.Wo - 1) * layer.Sw - layer.Pw + kernel_extent(layer.Wk, layer.Dw)
@@ -163,7 +163,7 @@ class ListingLine:
     dumped: int | None
 
 
-def assembled(program: Program, text: bytes) -> Program:
+def assemble_listing(program: Program, text: bytes) -> Program:
     """The program with the words of a listing and their report; the same object if no word changed.
 
     Raises ArtefactError (E504) for a bad line, for an instruction that the program's machine cannot run, or for a
@@ -183,7 +183,7 @@ def assembled(program: Program, text: bytes) -> Program:
         **program.manifest,
         **_steps(program.manifest, words),
         "instructions": table,
-        "isa": isa.needed(words),
+        "isa": isa.needed_isa(words),
     }
     made = Program(manifest, {**program.files, "itcm.bin": image}, program.evidence)
     try:
@@ -192,8 +192,8 @@ def assembled(program: Program, text: bytes) -> Program:
         expect_legal(made)
         _expect_run(made)
     except NpucError as error:
-        raise _refused(error, listed, table) from None
-    return replace(made, manifest={**manifest, "report": recounted(program, made)})
+        raise _refusal(error, listed, table) from None
+    return replace(made, manifest={**manifest, "report": recount(program, made)})
 
 
 def _expect_dumped(listed: Sequence[ListingLine], old: Sequence[Instruction]) -> None:
@@ -281,7 +281,7 @@ def _extents(word: Instruction) -> tuple[int, ...] | None:
     return (word.Ho, word.Wo, word.Co) if isinstance(word, (Layer, Reshape)) else None
 
 
-def _refused(error: NpucError, listed: Sequence[ListingLine], table: Sequence[Mapping[str, Any]]) -> ArtefactError:
+def _refusal(error: NpucError, listed: Sequence[ListingLine], table: Sequence[Mapping[str, Any]]) -> ArtefactError:
     """A refusal by the chip model as an error of the listing: line, node, limit, remedy."""
     problem = error.problems[0]
     found = instruction_of(problem.reason)

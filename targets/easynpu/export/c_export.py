@@ -41,7 +41,7 @@ C_TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int64": "int64_t", "float32": 
 DEMANDS = {demand: f"NPUC_{demand.upper()}" for demand in (EQUAL, AT_LEAST, ALL_BITS)}
 
 
-def exported(program: Program, form: str) -> dict[str, bytes]:
+def export_files(program: Program, form: str) -> dict[str, bytes]:
     """itcm and weight images as raw binary (bin), text (readmemh) or C with a driver (c), and map.json."""
     if form == "c":
         return {**_c_files(program), "map.json": _map(program, dict.fromkeys(program.files, "npuc_program.c"))}
@@ -179,14 +179,14 @@ def _steps(found: DriverPlan, tensors: Mapping[str, int]) -> str:
             if each.op == FRAME:
                 to.call("frame", places[each.output], places[each.inputs[0]], types[each.output].size)
             elif not to.emit(each):
-                raise _refused(each)
+                raise _refusal(each)
     body = [*(["int failed;", ""] if first else []), *([] if found.actions else ["(void)all;"]), *to.statements]
     lines = "".join(f"    {line}\n" if line else "\n" for line in body)
     head = "static int steps(const struct npuc_inference *all)"
     return "".join([*to.tables, f"{head}\n{{\n{lines}    return 0;\n}}\n\n"])
 
 
-def _refused(node: Node) -> UnsupportedOperator:
+def _refusal(node: Node) -> UnsupportedOperator:
     return UnsupportedOperator(
         "E202",
         "the C library has no such host operator, or not for these types and extents",

@@ -86,7 +86,7 @@ def plan(program: Program) -> DriverPlan:
         if types[name].dtype not in ELEMENTS:
             reason = f"the C driver has no {types[name].dtype} tensors"
             raise UnsupportedOperator("E202", reason, tensor=name, limit=", ".join(ELEMENTS))
-    kept, storage = _shared(actions, plain, types, outside)
+    kept, storage = _share_buffers(actions, plain, types, outside)
     buffers = _lifetimes(kept, types, storage, outside)
     addresses = allocate(buffers)
     arena, scales = peak(buffers, addresses), _scales(actions, numbers)
@@ -118,7 +118,7 @@ def _expect(move: TensorMove, types: Mapping[str, TensorType]) -> None:
         raise damage_error(f"no tensor for {move}", tensor=move.tensor)
 
 
-def _shared(
+def _share_buffers(
     actions: Sequence[Action], plain: set[Node], types: Mapping[str, TensorType], outside: set[str]
 ) -> tuple[list[Action], dict[str, str]]:
     """The actions without plain copies of whole tensors, and, for every tensor, the tensor whose memory it uses.
@@ -149,7 +149,7 @@ def _lifetimes(
     """The tensors of the arena with their lifetimes, in actions."""
     alive: dict[str, list[int]] = {}
     for number, action in enumerate(actions):
-        for name in _touched(action):
+        for name in _tensors_of(action):
             if name in storage:
                 alive.setdefault(storage[name], []).append(number)
     return [
@@ -159,7 +159,7 @@ def _lifetimes(
     ]
 
 
-def _touched(action: Action) -> Sequence[str]:
+def _tensors_of(action: Action) -> Sequence[str]:
     if isinstance(action, Node):
         return [*action.inputs, *action.outputs]
     return [move.tensor for move in (*action.loads, *action.stores)]

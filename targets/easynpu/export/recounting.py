@@ -50,7 +50,7 @@ class _Words:
         return head.stages[-1].number + 1 - head.words
 
 
-def recounted(before: Program, after: Program) -> dict[str, Any]:
+def recount(before: Program, after: Program) -> dict[str, Any]:
     """The report of `after`, whose words are new and whose own report is still that of `before`."""
     old, contents = before.manifest["report"], Contents.of(after.manifest)
     had = _rows(before, old)
@@ -124,7 +124,7 @@ def _rows(program: Program, report: Report) -> dict[Key, tuple[Report, int]]:
 def _row(key: Key, words: _Words, had: tuple[Report, int] | None, contents: Contents) -> dict[str, Any]:
     """The report fields of a layer, and the certificate of its first tile."""
     machine, tilings, head = contents.machine, words.tilings, words.chains[0]
-    kept = _kept(words, had)
+    kept = _keep_values(words, had)
     nodes = dict.fromkeys(
         node for chain in words.chains for stage in chain.stages for node in contents.produced(stage.number).nodes
     )
@@ -144,7 +144,7 @@ def _row(key: Key, words: _Words, had: tuple[Report, int] | None, contents: Cont
     }
 
 
-def _kept(words: _Words, had: tuple[Report, int] | None) -> dict[str, Any]:
+def _keep_values(words: _Words, had: tuple[Report, int] | None) -> dict[str, Any]:
     """Values kept from the network's row if the words do the same work; else those that the words imply."""
     if had is not None and had[1] == words.work:
         return {name: had[0][name] for name in ("macs", "table_error_lsb", "accumulator_bound", "padding_cycles")}

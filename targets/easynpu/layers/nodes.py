@@ -34,7 +34,7 @@ from npuc.ops.windows import window_of
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.rearrangement import problem, rearranged
+from npuc.targets.easynpu.machine.rearrangement import problem, rearrange
 
 if TYPE_CHECKING:
     from npuc.onnx_files.export import OnnxEmitter
@@ -81,7 +81,7 @@ def _word_types(node: Node, _types: Sequence[TensorType]) -> tuple[TensorType, .
 def _by_the_word(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     (x,), (y,) = inputs, _word_types(node, ())
     pixels = x.reshape(map_shape(x.shape)).transpose(1, 2, 0)
-    return (rearranged(pixels[None], word_of(node)).transpose(0, 3, 1, 2).reshape(y.shape),)
+    return (rearrange(pixels[None], word_of(node)).transpose(0, 3, 1, 2).reshape(y.shape),)
 
 
 def _word_onnx(node: Node, emit: OnnxEmitter) -> None:
@@ -254,7 +254,7 @@ def fused_behind(graph: Graph, nodes: Sequence[Node], machine: Machine) -> Mappi
     found: dict[Node, Node] = {}
     entries = {node: _pad_entries(node) for node in nodes}
     for node in nodes:
-        producer = graph.producers.get(_continued(graph, node))
+        producer = graph.producers.get(_continued_input(graph, node))
         if producer is None or producer not in present or AVERAGE(producer):
             continue
         adds = node.op == "IntAdd"
@@ -276,7 +276,7 @@ def _pad_entries(node: Node) -> int:
     return LANES if node.op == "IntTable" else int(group_words(node) > 0)
 
 
-def _continued(graph: Graph, node: Node) -> str:
+def _continued_input(graph: Graph, node: Node) -> str:
     """The input whose producer the node may be fused behind; empty if there is none."""
     index = FUSED_INPUT(node)
     if node.op == "IntAdd" and index is not None and node.inputs[0] != node.inputs[1]:

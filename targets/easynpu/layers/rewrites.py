@@ -151,7 +151,7 @@ def with_borders(graph: Graph) -> Graph:
     for node in graph.nodes:
         if not PADDING(node):
             nodes.append(node)
-        elif (pads := _copied(graph, node)) is None:
+        elif (pads := _copy_padding(graph, node)) is None:
             nodes.append(replace(node, inputs=(*node.inputs, pixels[PADDING(node)])))
         else:
             x, value = node.inputs[0], PADDING(node)
@@ -169,7 +169,7 @@ def with_borders(graph: Graph) -> Graph:
     return rebuild(replace(graph, operators=OPERATORS), nodes, constants)
 
 
-def _copied(graph: Graph, node: Node) -> tuple[int, ...] | None:
+def _copy_padding(graph: Graph, node: Node) -> tuple[int, ...] | None:
     """The padding that a convolution reads as part of a copy of its map; None if that is not cheaper."""
     x, w = node.inputs[0], graph.constants[node.inputs[1]]
     window = window_of(node, w.shape[2:])
@@ -336,7 +336,7 @@ def with_reshape_words(graph: Graph, fits: Callable[[Graph, Node], bool]) -> Gra
             continue
         chain = _longest(graph, _chain(graph, node), fits)
         replaced.update(chain)
-        nodes.append(_merged(graph, chain) or node)
+        nodes.append(_merge_chain(graph, chain) or node)
     return rebuild(replace(graph, operators=OPERATORS), nodes)
 
 
@@ -358,13 +358,13 @@ def _moves(graph: Graph, node: Node) -> bool:
 def _longest(graph: Graph, chain: Sequence[Node], fits: Callable[[Graph, Node], bool]) -> Sequence[Node]:
     """The longest prefix of a chain that one word expresses and the machine holds; empty if there is none."""
     for count in range(len(chain), 0, -1):
-        merged = _merged(graph, chain[:count])
+        merged = _merge_chain(graph, chain[:count])
         if merged is not None and fits(graph, merged):
             return chain[:count]
     return []
 
 
-def _merged(graph: Graph, chain: Sequence[Node]) -> Node | None:
+def _merge_chain(graph: Graph, chain: Sequence[Node]) -> Node | None:
     """One node with the word of the chain; None if no word expresses it or address arithmetic suffices."""
     if not chain or all(is_alias(graph, node) for node in chain):
         return None
@@ -388,12 +388,12 @@ def _merged(graph: Graph, chain: Sequence[Node]) -> Node | None:
 def _word(moves: tuple[Move, ...], before: tuple[int, ...], after: tuple[int, ...]) -> Reshape | None:
     """The word that moves the elements of a tensor of this shape as the operators do; None if there is none."""
     channels, height, width = map_shape(before)
-    result = _moved(moves, np.arange(channels * height * width).reshape(height, width, channels), before)
+    result = _move_elements(moves, np.arange(channels * height * width).reshape(height, width, channels), before)
     shape: Shape = (height, width, channels)
     return word_for(result.reshape(map_shape(after)).transpose(1, 2, 0), shape)
 
 
-def _moved(moves: Sequence[Move], elements: Array, shape: Sequence[int]) -> Array:
+def _move_elements(moves: Sequence[Move], elements: Array, shape: Sequence[int]) -> Array:
     """The elements (H, W, C) of a map, taken as a tensor of this shape, after the operators."""
     value = elements.transpose(2, 0, 1).reshape(shape)
     for op, attrs in moves:

@@ -102,8 +102,8 @@ def best_table(values: Array) -> SegmentTable:
     slopes = Slopes.within(allowed)
     if slack == 0:
         shift = min(starts, key=lambda each: len(starts[each]))
-        return _fitted(starts[shift], shift, slopes, allowed, exact)[0]
-    tables = [_fitted(first, shift, slopes, allowed, exact) for shift, first in starts.items()]
+        return _fit_table(starts[shift], shift, slopes, allowed, exact)[0]
+    tables = [_fit_table(first, shift, slopes, allowed, exact) for shift, first in starts.items()]
     return min(tables, key=lambda found: (found[0].error, found[1], len(found[0].starts)))[0]
 
 
@@ -136,7 +136,7 @@ def _partitions(values: Array, slack: float) -> dict[int, list[int]]:
     return {int(s): [int(each[s]) for each in starts if each[s] < 256] for s in SHIFTS[at == 256]}
 
 
-def _fitted(
+def _fit_table(
     starts: Sequence[int], shift: int, slopes: Slopes, allowed: TableLimits, exact: TableLimits
 ) -> tuple[SegmentTable, int]:
     """The table with the best line for each segment, and the number of inputs at which it is off."""

@@ -82,7 +82,7 @@ def best_tile(
     """
     found = _best(tuple(parts), machine, followers, undivided=undivided)
     if isinstance(found, DoesNotFit):
-        _ranked(parts, machine, followers, where, undivided=undivided)  # the same error, with its node
+        _rank_tiles(parts, machine, followers, where, undivided=undivided)  # the same error, with its node
         raise found
     return (found.y, found.x), found
 
@@ -93,7 +93,7 @@ def _best(
 ) -> Tiling | DoesNotFit:
     """The certificate of the best tile, cached because equal layers recur."""
     try:
-        return _ranked(parts, machine, followers, "", undivided=undivided)[1](0)
+        return _rank_tiles(parts, machine, followers, "", undivided=undivided)[1](0)
     except DoesNotFit as error:
         return error.with_traceback(None)
 
@@ -105,7 +105,7 @@ def certificate_of(
 
     Raises DoesNotFit (E303) if the tile is not legal.
     """
-    ranked, certificate = _ranked(parts, machine, followers, "", undivided=undivided)
+    ranked, certificate = _rank_tiles(parts, machine, followers, "", undivided=undivided)
     chosen = min(tile[0], parts[-1].Ho), min(tile[1], parts[-1].Wo)
     at = np.flatnonzero((ranked == chosen).all(axis=1))
     if not len(at):
@@ -113,7 +113,7 @@ def certificate_of(
     return certificate(int(at[0]))
 
 
-def _ranked(
+def _rank_tiles(
     parts: Sequence[Layer], machine: Machine, followers: Followers, where: str, *, undivided: bool
 ) -> tuple[Array, Callable[[int], Tiling]]:
     """The legal tiles, (n, 2) of y and x, the best one first, and a function that gives the certificate of each.

@@ -116,13 +116,13 @@ def needed(graph: Graph, node: Node, name: str, axis: int, low: Rows, high: Rows
         return low // step, -(-high // step)
     mixes = axis in moved_axes(graph, node) if axis else not is_channelwise(graph, node)
     if mixes and node.op == "IntConv" and BLOCKS(node) > 1:
-        return _met(graph.constants[node.inputs[1]], low, high)
+        return _input_channels(graph.constants[node.inputs[1]], low, high)
     if mixes or extent == 1:  # a single row or column is broadcast
         return np.zeros_like(low), np.full_like(high, extent)
     return low, high
 
 
-def _met(w: Array, low: Rows, high: Rows) -> tuple[Rows, Rows]:
+def _input_channels(w: Array, low: Rows, high: Rows) -> tuple[Rows, Rows]:
     """The input channels that ranges of outputs meet, by weights (Co, Ci, Hk, Wk), in whole DTCM words.
 
     All of them for all outputs, so that every element of every layer is computed and can be compared.
@@ -212,7 +212,7 @@ def operand_of(chain: Sequence[Node]) -> str | None:
     return next((name for name in reversed(combining.inputs[:2]) if name not in own), None)
 
 
-def _combined(chains: Sequence[Sequence[Node]]) -> dict[str, str]:
+def _second_operands(chains: Sequence[Sequence[Node]]) -> dict[str, str]:
     """For each map that a chain begins by adding or multiplying, the other one."""
     pairs = [(chain[0].inputs[0], operand_of(chain)) for chain in chains if chain[0].op in ("IntAdd", "IntMul")]
     return {one: other for pair in pairs for one, other in (pair, pair[::-1]) if one and other and one != other}
@@ -226,7 +226,7 @@ def slides(head: Node) -> bool:
 def anchored(graph: Graph, chains: Sequence[Sequence[Node]], needed: Ranges) -> Ranges:
     """The rows of every tensor that are computed where these are needed, for many tiles; some start earlier."""
     found = dict(needed)
-    beside = _combined(chains)
+    beside = _second_operands(chains)
     for chain in chains:
         head, result = chain[0], chain[-1].output
         other = operand_of(chain) or beside.get(result)

@@ -115,7 +115,7 @@ class ChainStage:
         if operand is None:
             return None
         if operand.memory >= len(isa.MEMORIES):
-            raise refused(
+            raise word_error(
                 self.number, f"its {role} operand lies in memory {operand.memory} of 0 and 1", self.layer
             )
         return MapPlace(isa.MEMORIES[operand.memory], operand.base, operand.row, operand.pixel, operand.group)
@@ -134,7 +134,7 @@ def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[Chai
             case Control() if control is None:
                 control = word
             case Operand() | Control():
-                raise refused(number, "a second extension word of its kind before one layer word", word)
+                raise word_error(number, "a second extension word of its kind before one layer word", word)
             case Layer():
                 chain.append(ChainStage(number, word, operands, control))
                 operands, control = {}, None
@@ -147,9 +147,9 @@ def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[Chai
             case Halt():
                 break
             case _:
-                raise refused(number, "the word is not an instruction", word)
+                raise word_error(number, "the word is not an instruction", word)
     if chain or operands or control:
-        raise refused(first + len(words) - 1, "the program ends within a chain", words[-1])
+        raise word_error(first + len(words) - 1, "the program ends within a chain", words[-1])
 
 
 def _pass_over(word: Reshape, before: Sequence[ChainStage]) -> Layer:
@@ -161,7 +161,7 @@ def _pass_over(word: Reshape, before: Sequence[ChainStage]) -> Layer:
     )  # fmt: skip
 
 
-def refused(
+def word_error(
     number: int, reason: str, word: isa.Instruction | None, limit: str | None = None, remedy: str = DUMP
 ) -> ArtefactError:
     """The error for an instruction that cannot be executed, with its listing line."""
@@ -208,12 +208,12 @@ def check(chain: Sequence[ChainStage], machine: Machine, low: bool) -> None:
         )
         for rule in rules:
             if rule.broken:
-                raise refused(stage.number, rule.reason, stage.word, rule.limit, rule.remedy)
+                raise word_error(stage.number, rule.reason, stage.word, rule.limit, rule.remedy)
     entries = parameter_entries(chain)
     if entries > machine.parameter_pad_entries:
         reason = f"{entries} of {machine.parameter_pad_entries} entries of the bias and scale pads"
         limit = f"parameter_pad_entries = {machine.parameter_pad_entries}"
-        raise refused(chain[0].number, reason, chain[0].layer, limit)
+        raise word_error(chain[0].number, reason, chain[0].layer, limit)
     _check_maps(chain, machine, low)
 
 
@@ -244,20 +244,20 @@ def _check_maps(chain: Sequence[ChainStage], machine: Machine, low: bool) -> Non
         words, (first, last) = machine.capacity_words(each.place.memory), each.span
         if first < 0 or last >= words:
             reason = f"words {first}..{last} of the {each.place.memory} DTCM are addressed, it has {words}"
-            raise refused(stage.number, reason, stage.word, f"0..{words - 1}")
+            raise word_error(stage.number, reason, stage.word, f"0..{words - 1}")
     for position, (stage, each) in enumerate(written):
         others = [other for _, other in read if other != each or not _is_elementwise(chain)]
         others += [other for _, other in written[:position]]
         others += [other for _, other in operands if other != each]
         if not each.distinct:
-            raise refused(stage.number, "several pixels are written to one word", stage.word)
+            raise word_error(stage.number, "several pixels are written to one word", stage.word)
         if any(each.meets(other) for other in others):
             reason = f"it writes over another map of its chain in the {each.place.memory} DTCM"
-            raise refused(stage.number, reason, stage.word)
+            raise word_error(stage.number, reason, stage.word)
     last = chain[-2] if chain[-1].reshape is not None and len(chain) > 1 else chain[-1]
     if written and last.layer.stored and last.stored().place.memory == written[0][1].place.memory:
         reason = f"the result and its copy go to the {last.stored().place.memory} DTCM, a word a cycle"
-        raise refused(last.number, reason, last.word)
+        raise word_error(last.number, reason, last.word)
 
 
 def _is_elementwise(chain: Sequence[ChainStage]) -> bool:
@@ -276,9 +276,9 @@ def expect_kept(kept: Layer | None, chain: Sequence[ChainStage]) -> Layer | None
     head = chain[0]
     if head.takes:
         if kept is None:
-            raise refused(head.number, "it takes psums, and the chain before kept none", head.word)
+            raise word_error(head.number, "it takes psums, and the chain before kept none", head.word)
         if _psums_of(kept) != _psums_of(head.layer):
-            raise refused(head.number, "it takes the psums of a word with another ofmap", head.word)
+            raise word_error(head.number, "it takes the psums of a word with another ofmap", head.word)
     return chain[-1].layer if chain[-1].leaves else None
 
 

@@ -233,7 +233,7 @@ class Undefined:
 Instruction = Layer | Reshape | Operand | Control | Halt | Undefined
 
 
-def needed(words: Iterable[Instruction]) -> str:
+def needed_isa(words: Iterable[Instruction]) -> str:
     """The instruction set that a program needs: "documented" if the document defines all its words."""
     operations = [word.operation if isinstance(word, (Layer, Reshape)) else None for word in words]
     return "documented" if all(each and each.documented for each in operations) else "extended"

@@ -148,11 +148,11 @@ def requirements(machine: Machine, words: Iterable[Instruction]) -> list[Require
     A core may have more of anything except Fmap DTCM: a map at the high end has another address in a larger one.
     """
     demands = {"version": EQUAL, "words": ALL_BITS, "fmap_words": EQUAL}
-    values = {**identity(machine), REGISTERS.index("words"): _needed(words)}
+    values = {**identity(machine), REGISTERS.index("words"): _needed_bits(words)}
     return [Requirement(at, demands.get(REGISTERS[at], AT_LEAST), value) for at, value in values.items()]
 
 
-def _needed(words: Iterable[Instruction]) -> int:
+def _needed_bits(words: Iterable[Instruction]) -> int:
     """The bits of `words` for the words that occur."""
     names = {name for name in map(_name, words) if name in WORDS}
     return sum(1 << WORDS.index(name) for name in names)

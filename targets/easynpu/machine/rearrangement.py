@@ -92,7 +92,7 @@ def destination(word: Reshape, at: tuple[Array, Array, Array]) -> tuple[Array, A
     return index[H], index[W], index[C]
 
 
-def rearranged(x: Array, word: Reshape) -> Array:
+def rearrange(x: Array, word: Reshape) -> Array:
     """Maps (samples, Hi, Wi, Ci) in the word's order: (samples, Ho, Wo, Co).
 
     Raises ArtefactError (E503) where the word contradicts itself.

@@ -164,9 +164,9 @@ class Refilled(ChannelStep):
             position = begin + np.arange(BLOCK)[:, None] * sweep.rows
             position = np.where(position < sweep.positions, position, 0)
             oyi, oxi = np.divmod(position, sweep.x)
-            yield first[-1] + oyi * word.Sh * sweep.pitch + oxi * word.Sw, self.behind + self._left(position)
+            yield first[-1] + oyi * word.Sh * sweep.pitch + oxi * word.Sw, self.behind + self._spare(position)
 
-    def _left(self, position: Array) -> Array:
+    def _spare(self, position: Array) -> Array:
         """Free cycles of the last pass after the positions that enter together with this one."""
         others = np.maximum(self.sweep.positions - position - self.sweep.rows, 0)
         if self.use.cycles:

@@ -76,9 +76,9 @@ def with_taps_apart(graph: Graph, machine: Machine) -> tuple[Graph, frozenset[st
     constants, names, apart = dict[str, Array](), graph.names(), set[str]()
     continued = set(fused_behind(graph, graph.nodes, machine).values())
     for node in graph.nodes:
-        given, before = _unpadded(graph, node)
+        given, before = _without_padding(graph, node)
         if not _is_wide(graph, given, machine) or not (
-            blocks := _chosen(graph, given, before, machine, continued)
+            blocks := _choose_blocks(graph, given, before, machine, continued)
         ):
             nodes.append(node)
             continue
@@ -132,7 +132,7 @@ def with_sums_in_bands(graph: Graph, machine: Machine) -> tuple[Graph, dict[str,
     The map before the convolution, its result and the other operand do not fit together, but few rows of the
     result do: a band of rows is computed and added before the next one. Also: of which tensor each band is a part.
     """
-    sums = {node: found for node in graph.nodes if (found := _banded(graph, node, machine)) is not None}
+    sums = {node: found for node in graph.nodes if (found := _find_band(graph, node, machine)) is not None}
     inside = {conv for conv, _ in sums.values()}
     nodes, names, windows = list[Node](), graph.names(), dict[str, TensorWindow]()
 
@@ -167,14 +167,14 @@ def with_sums_in_bands(graph: Graph, machine: Machine) -> tuple[Graph, dict[str,
     return replace(made, tensors={**graph.tensors, **made.tensors}), windows
 
 
-def _banded(graph: Graph, node: Node, machine: Machine) -> tuple[Node, int] | None:
+def _find_band(graph: Graph, node: Node, machine: Machine) -> tuple[Node, int] | None:
     """The convolution that a sum reads beside another map, and the rows of a band; none where all fit together."""
     memories = machine.fmap_words, machine.skip_words
     for name, second in permutations(node.inputs[:2]) if node.op == "IntSum" else ():
         conv = graph.producers.get(name)
         if conv is None or conv.op != "IntConv" or graph.only_reader(name) is not node:
             continue
-        before, other, result = (_held(graph, each) for each in (conv.inputs[0], second, name))
+        before, other, result = (_map_words(graph, each) for each in (conv.inputs[0], second, name))
         rooms = [(one - before, two - other) for one, two in (memories, memories[::-1])]
         free = max((max(room) for room in rooms if min(room) >= 0), default=0)
         rows = (free - 1) // (result // graph.shape(name)[2])  # beside the pixel of a padding value
@@ -183,13 +183,13 @@ def _banded(graph: Graph, node: Node, machine: Machine) -> tuple[Node, int] | No
     return None
 
 
-def _held(graph: Graph, name: str) -> int:
+def _map_words(graph: Graph, name: str) -> int:
     """Words of a map, or of the copy with padding inside which it lies."""
     copies = [each.output for each in graph.readers[name] if surrounds(each)]
     return max(whole(graph, each).words for each in (name, *copies))
 
 
-def _unpadded(graph: Graph, node: Node) -> tuple[Node, tuple[Node, ...]]:
+def _without_padding(graph: Graph, node: Node) -> tuple[Node, tuple[Node, ...]]:
     """A convolution with the padding that copies put before its map, and these copies."""
     copies: tuple[Node, ...] = ()
     while node.op == "IntConv" and (copy := graph.producers.get(node.inputs[0])) is not None:
@@ -241,7 +241,7 @@ def _is_wide(graph: Graph, node: Node, machine: Machine) -> bool:
     return max(window_of(node, (1, 1)).strides) == 1 and words > machine.fmap_words + machine.skip_words
 
 
-def _chosen(
+def _choose_blocks(
     graph: Graph, node: Node, before: Sequence[Node], machine: Machine, continued: set[Node]
 ) -> tuple[ResultBlock, ...]:
     """The blocks that cost least; none if the convolution costs no more as it is.

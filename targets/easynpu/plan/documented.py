@@ -20,7 +20,7 @@ from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, chains_of, i
 from npuc.targets.easynpu.machine.memory import feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import JobShare
-from npuc.targets.easynpu.plan.implicit import ChainUse, Inexpressible, arranged
+from npuc.targets.easynpu.plan.implicit import ChainUse, Inexpressible, arrange_segments
 
 
 def expect_words(graph: Graph, nodes: Sequence[Node], machine: Machine) -> None:
@@ -133,7 +133,7 @@ class Chains:
             return None
         loaded, stored = ([views.tensors[name].buffer for name in names] for names in (inputs, outputs))
         try:
-            parts = arranged(steps, sizes, loaded, stored, self.machine, wide)
+            parts = arrange_segments(steps, sizes, loaded, stored, self.machine, wide)
         except Inexpressible:
             return None
         streams = [tuple(item.step for item in part.items if item.step is not None) for part in parts]

@@ -68,7 +68,7 @@ class Inexpressible(Exception):
         self.step, self.reason, self.room = step, reason, room
 
 
-def arranged(
+def arrange_segments(
     steps: Sequence[ChainUse],
     sizes: Mapping[str, int],
     inputs: Collection[str],
@@ -321,7 +321,7 @@ def implicit(run: Run, machine: Machine, following: Sequence[Crossing] = ()) -> 
     outputs = [view.buffer for view in run.outputs.values()]
     inputs = [view.buffer for view in run.inputs.values()]
     try:
-        parts = arranged(steps, sizes, inputs, outputs, machine, wide, _wanted(run, following))
+        parts = arrange_segments(steps, sizes, inputs, outputs, machine, wide, _wanted_outputs(run, following))
     except Inexpressible as error:
         if error.room is None:
             raise _refusal(error.reason, error.step.node) from None
@@ -338,7 +338,7 @@ def implicit(run: Run, machine: Machine, following: Sequence[Crossing] = ()) -> 
     return [_BufferPlaces(run, machine).placement(part) for part in parts]
 
 
-def _wanted(run: Run, following: Sequence[Crossing]) -> dict[str, str]:
+def _wanted_outputs(run: Run, following: Sequence[Crossing]) -> dict[str, str]:
     """The outputs that the next run reads from their first row on, by buffer, and where."""
     found: dict[str, str] = {}
     for crossing in following:

@@ -48,12 +48,12 @@ class EmittedJob:
 def without_data(emitted: EmittedJob) -> EmittedJob:
     """The job as reports need it: its blocks keep their lengths, but not their contents."""
     job = emitted.placed.job
-    stages = tuple(replace(stage, block=_emptied(stage.block)) for stage in job.stages)
+    stages = tuple(replace(stage, block=_without_channels(stage.block)) for stage in job.stages)
     placed = replace(emitted.placed, job=replace(job, stages=stages))
-    return replace(emitted, placed=placed, weights=_emptied(emitted.weights))
+    return replace(emitted, placed=placed, weights=_without_channels(emitted.weights))
 
 
-def _emptied(block: Array) -> Array:
+def _without_channels(block: Array) -> Array:
     return np.empty((len(block), 0), block.dtype)
 
 

@@ -157,7 +157,7 @@ def manifest(lowered: Lowered, machine: Machine, *, documented: bool) -> tuple[d
     entry = {
         "target": "easynpu",
         "machine": machine.as_dict(),
-        "isa": "documented" if documented else isa.needed(lowered.words),
+        "isa": "documented" if documented else isa.needed_isa(lowered.words),
         "init": [asdict(each) for each in lowered.init],
         "steps": [steps.as_json(step) for step in lowered.steps],
         "instructions": instruction_table(lowered.jobs, lowered.quantised.graph),

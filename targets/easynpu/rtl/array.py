@@ -14,7 +14,7 @@ from npuc.targets.easynpu.rtl.layouts import AHEAD, WORD
 from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS, instance
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.sequencer import issue
-from npuc.targets.easynpu.rtl.words import delayed, index_bits, pad_depth
+from npuc.targets.easynpu.rtl.words import delay, index_bits, pad_depth
 
 READ_PADS, SELECT, MULTIPLY, ADD, _SHIFT, _ROUND, RESULT = range(AHEAD + 2, AHEAD + 9)
 """Pipeline stages, in cycles after the sequencer."""
@@ -66,7 +66,7 @@ class PeArray(wiring.Component):
             pipe.append(stage)
         m.d.comb += [
             *(
-                pad.eq(delayed(m, ahead, READ_PADS - AHEAD, "pad"))
+                pad.eq(delay(m, ahead, READ_PADS - AHEAD, "pad"))
                 for pad, ahead in zip(self.pad, self.pad_ahead, strict=True)
             ),
             self.writes.eq(Cat(stage.valid & stage.write for stage in pipe)),

@@ -103,7 +103,7 @@ def access(machine: Machine) -> Signature:
     )
 
 
-def taken(m: Module, name: str, channel: Any) -> tuple[fifo.SyncFIFO, Any]:
+def incoming_queue(m: Module, name: str, channel: Any) -> tuple[fifo.SyncFIFO, Any]:
     """The queue of an incoming channel, and its first entry."""
     payload = channel.payload
     m.submodules[name] = queue = fifo.SyncFIFO(width=payload.shape().size, depth=DEPTH)
@@ -111,7 +111,7 @@ def taken(m: Module, name: str, channel: Any) -> tuple[fifo.SyncFIFO, Any]:
     return queue, data.View(payload.shape(), queue.r_data)
 
 
-def given(m: Module, name: str, channel: Any) -> tuple[fifo.SyncFIFO, Any]:
+def outgoing_queue(m: Module, name: str, channel: Any) -> tuple[fifo.SyncFIFO, Any]:
     """The queue of an outgoing channel, and its input."""
     payload = channel.payload
     m.submodules[name] = queue = fifo.SyncFIFO(width=payload.shape().size, depth=DEPTH)
@@ -207,9 +207,9 @@ class MemoryWrites(wiring.Component):
         """The circuit."""
         m, access = Module(), self.access
         m.submodules.beats = beats = Beats(self.machine)
-        requests, request = taken(m, "aw_queue", self.aw)
-        values, value = taken(m, "w_queue", self.w)
-        answers, found = given(m, "b_queue", self.b)
+        requests, request = incoming_queue(m, "aw_queue", self.aw)
+        values, value = incoming_queue(m, "w_queue", self.w)
+        answers, found = outgoing_queue(m, "b_queue", self.b)
         done, response, error = Signal(), Signal(Response), Signal(Response)
         allowed = beats.legal & ~self.busy
         writes = beats.mapped & allowed & value.strb.any()
@@ -260,8 +260,8 @@ class MemoryReads(wiring.Component):
         """The circuit."""
         m, access = Module(), self.access
         m.submodules.beats = beats = Beats(self.machine)
-        requests, request = taken(m, "ar_queue", self.ar)
-        answers, found = given(m, "r_queue", self.r)
+        requests, request = incoming_queue(m, "ar_queue", self.ar)
+        answers, found = outgoing_queue(m, "r_queue", self.r)
         asked, last, response, label = Signal(), Signal(), Signal(Response), Signal(ID_BITS)
         allowed = beats.legal & ~self.busy
         m.d.comb += [

@@ -48,7 +48,7 @@ def library(machine: Machine, *, traced: bool = False) -> ctypes.CDLL:
     tools = Tools(_verilator(), _compiler(), traced)
     source = verilog(machine, observed=True)
     versions = (_version(tools.verilator), _version(tools.compiler))
-    runtime = _kept("runtime.o", (*SLOW, *versions, *tools.runtimes), tools.runtime)
+    runtime = _cached_file("runtime.o", (*SLOW, *versions, *tools.runtimes), tools.runtime)
     parts = (
         source,
         *(each.read_text(encoding="utf-8") for each in SOURCES),
@@ -57,11 +57,11 @@ def library(machine: Machine, *, traced: bool = False) -> ctypes.CDLL:
         *SLOW,
         *versions,
     )
-    built = _kept("core.so", parts, lambda folder, made: tools.core(source, runtime, folder, made))
-    return _typed(ctypes.CDLL(str(built)))
+    built = _cached_file("core.so", parts, lambda folder, made: tools.core(source, runtime, folder, made))
+    return _declare_types(ctypes.CDLL(str(built)))
 
 
-def _kept(name: str, parts: Sequence[str], build: Callable[[Path, Path], None]) -> Path:
+def _cached_file(name: str, parts: Sequence[str], build: Callable[[Path, Path], None]) -> Path:
     """A file in the cache folder, built from these parts if it is not there.
 
     It appears atomically: `build` gets a folder and the file to write in it, which is renamed when it is complete.
@@ -172,7 +172,7 @@ def _run(command: Sequence[str], folder: Path) -> str:
     return done.stdout
 
 
-def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
+def _declare_types(found: ctypes.CDLL) -> ctypes.CDLL:
     handle, number, pointer = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p
     found.easynpu_new.restype = handle
     found.easynpu_delete.argtypes = [handle]

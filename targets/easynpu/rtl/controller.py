@@ -19,7 +19,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import SETUP
 from npuc.targets.easynpu.machine.timing import DRAIN
 from npuc.targets.easynpu.rtl import layouts
-from npuc.targets.easynpu.rtl.decoder import Block, Decoder, Kind, given, roles
+from npuc.targets.easynpu.rtl.decoder import Block, Decoder, Kind, given_places, roles
 from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
 from npuc.targets.easynpu.rtl.words import Fields, index_bits, tables
 
@@ -129,7 +129,7 @@ class Controller(wiring.Component):
         self.at, self.current = Signal(self.addresses + 1), Signal(WORD)
         self.low = Signal(init=1)
         self.stream = Signal(self.weights)
-        self.places, self.given = Signal(roles(machine)), Signal(given())
+        self.places, self.given = Signal(roles(machine)), Signal(given_places())
         self.keeps, self.takes = Signal(), Signal()
         self.sets, self.set_to = Signal(), Signal(self.weights)
         self.stages, self.kept = Signal(self.addresses), Signal()
@@ -223,7 +223,7 @@ class Controller(wiring.Component):
 
     def _keep_place(self, m: Module) -> None:
         for role, extension in isa.EXTENSIONS.items():
-            if role in given().members:
+            if role in given_places().members:
                 with m.If(Fields(self.current, isa.Operand).opcode == extension.opcode):
                     m.d.sync += [self.places[role].eq(self.decoder.place), self.given[role].eq(1)]
 
@@ -285,7 +285,7 @@ class Controller(wiring.Component):
         self.number = Signal(max(len(decoder.parameters), SETUP.bit_length()))
         self.plane, self.entry = Signal(range(8)), Signal(len(self.shared))
         self.taps, self.size = Signal(self.weights), Signal(self.weights)
-        self.channels, self.groups = Signal(layouts.held("Ci")), Signal(GROUP + 1)
+        self.channels, self.groups = Signal(layouts.value_bits("Ci")), Signal(GROUP + 1)
         self.has_weights, self.goes_on, self.continued = Signal(), Signal(), Signal()
         entry = Mux(self.kept, self.shared, self.entries)
         m.d.sync += [

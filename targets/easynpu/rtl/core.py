@@ -26,7 +26,7 @@ from npuc.targets.easynpu.rtl.rearranger import Rearranger
 from npuc.targets.easynpu.rtl.sequencer import Sequencer, issue
 from npuc.targets.easynpu.rtl.verilog import HEADER, modules
 from npuc.targets.easynpu.rtl.weight_stream import WeightStream
-from npuc.targets.easynpu.rtl.words import delayed
+from npuc.targets.easynpu.rtl.words import delay
 from npuc.targets.easynpu.rtl.writer import Writer
 
 
@@ -143,7 +143,7 @@ class Core(wiring.Component):
         """Connects the control of the steps."""
         controller, loader, sequencer = self.controller, self.loader, self.sequencer
         m.d.comb += [
-            self.stream.start.eq(delayed(m, controller.begin, 1, "begun")),
+            self.stream.start.eq(delay(m, controller.begin, 1, "begun")),
             loader.start.eq(controller.begin),
             loader.enable.eq(controller.load_enable),
             loader.advance.eq(controller.advance),
@@ -156,7 +156,7 @@ class Core(wiring.Component):
             sequencer.next_part.eq(loader.next_part),
             controller.step_busy.eq(sequencer.busy),
             controller.step_ends.eq(sequencer.ends),
-            controller.blocked.eq(self._blocked()),
+            controller.blocked.eq(self._is_blocked()),
             controller.late.eq(sequencer.late),
         ]
         self._settling(m)
@@ -169,7 +169,7 @@ class Core(wiring.Component):
         under_way = self.sequencer.puts | puts.any()
         m.d.comb += self.controller.quiet.eq(self.array.empty & ~under_way & ~queued & self.writer.empty)
 
-    def _blocked(self) -> Value:
+    def _is_blocked(self) -> Value:
         """Whether no sub-ifmap word is loaded in a step; a single set of pads must no longer need its entry."""
         loader, sequencer = self.loader, self.sequencer
         if self.machine.ifmap_pad_sets > 1:
@@ -181,14 +181,14 @@ class Core(wiring.Component):
         loader, machine = self.loader, self.machine
         m.submodules.ifmap_pads = self.ifmap_pads = pads = IfmapPads(machine)
         loads, padding, lowest, entry = loader.loads, loader.padding, loader.lowest, loader.entry
-        loads, entry = (delayed(m, each, AHEAD, name) for each, name in ((loads, "loads"), (entry, "entry")))
+        loads, entry = (delay(m, each, AHEAD, name) for each, name in ((loads, "loads"), (entry, "entry")))
         loads, padding, lowest, entry = (
-            delayed(m, each, 2, f"{name}_read")
+            delay(m, each, 2, f"{name}_read")
             for each, name in ((loads, "loads"), (padding, "padding"), (lowest, "lowest"), (entry, "entry"))
         )
-        load_memory = delayed(m, self.load_read.memory, 1, "load_memory")
-        operand = delayed(m, self.operand_read, 1, "operand")
-        operand_row = delayed(m, self.sequencer.operand_row, 2 + AHEAD, "operand_row")
+        load_memory = delay(m, self.load_read.memory, 1, "load_memory")
+        operand = delay(m, self.operand_read, 1, "operand")
+        operand_row = delay(m, self.sequencer.operand_row, 2 + AHEAD, "operand_row")
         fmap, skip = (dtcm.read_data for dtcm in self.maps)
         border = Mux(lowest, Value.cast(0x80).replicate(LANES), 0)
         m.d.comb += [
@@ -203,8 +203,8 @@ class Core(wiring.Component):
     def _pads(self, m: Module) -> None:
         """The array and the pads that it reads."""
         array = self.array
-        put = delayed(m, self.controller.parameters, AHEAD, "parameters")
-        word = delayed(m, self.weight.read_data, AHEAD, "parameter_word")
+        put = delay(m, self.controller.parameters, AHEAD, "parameters")
+        word = delay(m, self.weight.read_data, AHEAD, "parameter_word")
         m.submodules.parameter_pads = parameters = ParameterPads(self.machine)
         m.submodules.tables = tables = Tables(self.machine)
         m.d.comb += [
@@ -244,15 +244,15 @@ class Core(wiring.Component):
             sequencer.scattered_writes.eq(rearranger.writes),
             controller.moved.eq(controller.moving & rearranger.piece.last),
             controller.map_ends.eq(self.loader.last_step),
-            self.writer.put.eq(delayed(m, sequencer.put, 1, "put")),
-            self.writer.piece.eq(delayed(m, sequencer.piece, 1, "piece")),
+            self.writer.put.eq(delay(m, sequencer.put, 1, "put")),
+            self.writer.piece.eq(delay(m, sequencer.piece, 1, "piece")),
         ]
 
     def _results(self, m: Module) -> None:
         """Routes results, or words that a reshape has read, to the writer; results also to the test bench."""
         array, writer, pads = self.array, self.writer, self.ifmap_pads
         word, read = Signal(WORD), Signal()
-        given = delayed(m, self.controller.rearranging, 2 + AHEAD, "rearranging")
+        given = delay(m, self.controller.rearranging, 2 + AHEAD, "rearranging")
         m.d.sync += [word.eq(pads.word), read.eq(pads.write & given)]
         m.d.comb += [
             writer.arrive.eq(array.leaving.write | read),

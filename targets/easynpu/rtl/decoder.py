@@ -47,7 +47,7 @@ def roles(machine: Machine) -> data.StructLayout:
     return data.StructLayout({role: layouts.place(machine) for role in isa.EXTENSIONS if role != "ctl"})
 
 
-def given() -> data.StructLayout:
+def given_places() -> data.StructLayout:
     """Which places extension words have set."""
     return data.StructLayout({role: 1 for role in isa.EXTENSIONS if role != "ctl"})
 
@@ -66,7 +66,7 @@ class Decoder(wiring.Component):
             {
                 "word": In(WORD),
                 "places": In(roles(machine)),
-                "given": In(given()),
+                "given": In(given_places()),
                 "low": In(1),
                 "first": In(1),
                 "kind": Out(Kind),
@@ -114,7 +114,7 @@ class Decoder(wiring.Component):
                 m.d.comb += self.kind.eq(Kind.OPERAND)
             with m.Case(BY_MNEMONIC["reshape"].opcode):
                 m.d.comb += self.kind.eq(Kind.RESHAPE)
-            with m.Case(*_flagged(row.opcode for row in isa.OPERATIONS if row.category != isa.RESHAPE)):
+            with m.Case(*_with_flags(row.opcode for row in isa.OPERATIONS if row.category != isa.RESHAPE)):
                 m.d.comb += self.kind.eq(Kind.LAYER)
 
     def _places(self, m: Module) -> None:
@@ -130,12 +130,12 @@ class Decoder(wiring.Component):
         ]
         layer = self.layer
         inside, outside = (layer.last("Ci"), layer.Wi), (layer.last("Co"), layer.Wo)
-        self.source = self._chosen(m, "src", self._implicit(m, "source", self.low, *inside))
-        self.operand = self._chosen(m, "opb", self._implicit(m, "operand", None, *outside))
-        self.copy = self._chosen(m, "sto", self._implicit(m, "copy", None, *outside))
-        m.d.comb += self.target.eq(self._chosen(m, "dst", self._implicit(m, "target", ~self.low, *outside)))
+        self.source = self._choose_place(m, "src", self._implicit(m, "source", self.low, *inside))
+        self.operand = self._choose_place(m, "opb", self._implicit(m, "operand", None, *outside))
+        self.copy = self._choose_place(m, "sto", self._implicit(m, "copy", None, *outside))
+        m.d.comb += self.target.eq(self._choose_place(m, "dst", self._implicit(m, "target", ~self.low, *outside)))
 
-    def _chosen(self, m: Module, role: str, implicit: Value) -> Value:
+    def _choose_place(self, m: Module, role: str, implicit: Value) -> Value:
         chosen = Signal(layouts.place(self.machine), name=f"{role}_place")
         m.d.comb += chosen.eq(Mux(self.given[role], Value.cast(self.places[role]), Value.cast(implicit)))
         return chosen
@@ -245,6 +245,6 @@ def sum_of(value: Value, factor: int) -> Value:
     return found
 
 
-def _flagged(opcodes: Iterable[int]) -> list[int]:
+def _with_flags(opcodes: Iterable[int]) -> list[int]:
     """The opcodes with every combination of flags."""
     return [opcode | flags for opcode in opcodes for flags in (0, isa.FUSED, isa.STORED, isa.FLAGS)]

@@ -17,21 +17,21 @@ GROUP = index_bits(LANES)
 """Bits of the number of a 16-channel group in a map, and of a channel in a group."""
 
 
-def stored(name: str) -> int:
+def stored_bits(name: str) -> int:
     """Bits of a field of the layer word; for an extent, of its last index."""
     return places(Layer)[name].width
 
 
-def held(name: str) -> int:
+def value_bits(name: str) -> int:
     """Bits of a field's largest value."""
     return places(Layer)[name].most.bit_length()
 
 
 AHEAD = 4
 """Cycles from a loop's counters until an address that they give is used: terms, factors, products, sums."""
-INDEX = stored("Ho")
+INDEX = stored_bits("Ho")
 """Bits of a row or column of a map."""
-TILE = stored("y")
+TILE = stored_bits("y")
 """Bits of a row or column of a tile, and of a sub-ifmap."""
 
 
@@ -57,15 +57,15 @@ def load_stage(machine: Machine) -> data.StructLayout:
     return data.StructLayout(
         {
             "place": place(machine),
-            "Sh": stored("Sh"),
-            "Sw": stored("Sw"),
-            "Ph": stored("Ph"),
-            "Pw": stored("Pw"),
+            "Sh": stored_bits("Sh"),
+            "Sw": stored_bits("Sw"),
+            "Ph": stored_bits("Ph"),
+            "Pw": stored_bits("Pw"),
             "reach_h": TILE,  # last row and column of the kernel
             "reach_w": TILE,
-            "xi": held("xi"),
-            "Hi": held("Hi"),
-            "Wi": held("Wi"),
+            "xi": value_bits("xi"),
+            "Hi": value_bits("Hi"),
+            "Wi": value_bits("Wi"),
             "last_channel": GROUP,  # of the last group
             "lowest": 1,  # the padding is -128
             "bounds": BOUNDS,
@@ -77,13 +77,13 @@ def run_stage(machine: Machine) -> data.StructLayout:
     """What the sequencer needs of a word."""
     return data.StructLayout(
         {
-            "Sh": stored("Sh"),
-            "Sw": stored("Sw"),
-            "dilation_h": held("Dh") + 1,
-            "dilation_w": held("Dw") + 1,
-            "last_hk": stored("Hk"),
-            "last_wk": stored("Wk"),
-            "xi": held("xi"),
+            "Sh": stored_bits("Sh"),
+            "Sw": stored_bits("Sw"),
+            "dilation_h": value_bits("Dh") + 1,
+            "dilation_w": value_bits("Dw") + 1,
+            "last_hk": stored_bits("Hk"),
+            "last_wk": stored_bits("Wk"),
+            "xi": value_bits("xi"),
             "factor": Factor,
             "bypass": 1,
             "compare": 1,
@@ -113,11 +113,11 @@ def chain(machine: Machine) -> data.StructLayout:
     return data.StructLayout(
         {
             "dense": 1,
-            "last_row": stored("Ho"),
-            "last_column": stored("Wo"),
-            "last_channel": stored("Co"),
-            "y": held("y"),
-            "x": held("x"),
+            "last_row": stored_bits("Ho"),
+            "last_column": stored_bits("Wo"),
+            "last_channel": stored_bits("Co"),
+            "y": value_bits("y"),
+            "x": value_bits("x"),
             "source": 1,  # the memory of the first word's ifmap
             "last_part": stage,
             "last_stage": stage,
@@ -135,9 +135,9 @@ def step(machine: Machine) -> data.StructLayout:
         {
             "oy": INDEX,
             "ox": INDEX,
-            "y": held("y"),
-            "x": held("x"),
-            "positions": held("y") + held("x"),
+            "y": value_bits("y"),
+            "x": value_bits("x"),
+            "positions": value_bits("y") + value_bits("x"),
             "part": index_bits(machine.itcm_words),
             "group": GROUP,
             "last_channel": GROUP,

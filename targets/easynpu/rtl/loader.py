@@ -16,8 +16,8 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
-from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, TILE, held
-from npuc.targets.easynpu.rtl.words import address, delayed, index_bits, pad_depth, store
+from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, TILE, value_bits
+from npuc.targets.easynpu.rtl.words import address, delay, index_bits, pad_depth, store
 
 
 class Loader(wiring.Component):
@@ -69,13 +69,13 @@ class Loader(wiring.Component):
         read = store(m, "stages", depth, self.write, self.write_stage, self.stage).read_port()
         m.d.comb += read.addr.eq(self.following)
         self.now = read.data
-        self._bound(m)
+        self._register_bounds(m)
         self._describe(m)
         self._go_on(m)
         self._sweep(m)
         return m
 
-    def _bound(self, m: Module) -> None:
+    def _register_bounds(self, m: Module) -> None:
         """Registers the ends of the next step, before its other fields: its first cycle needs them."""
         self.bounds: Any = Signal(layouts.BOUNDS)
         self.last_group = Signal()
@@ -194,23 +194,23 @@ class Loader(wiring.Component):
 
     def _address(self, m: Module, row: Value, column: Value) -> None:
         """The address of the word, if it is inside the map."""
-        now, was = self.now, delayed(m, self.now, AHEAD - 3, "was")
+        now, was = self.now, delay(m, self.now, AHEAD - 3, "was")
         terms = (
             ("down", now.Sh * self.tile.rows.at), ("along", now.Sw * self.tile.columns.at),
             ("row", row), ("column", column), ("group", self.group),
         )  # fmt: skip
-        down, along, row, column, group = (delayed(m, each, AHEAD - 3, f"{name}_was") for name, each in terms)
+        down, along, row, column, group = (delay(m, each, AHEAD - 3, f"{name}_was") for name, each in terms)
         iy, ix = Signal(signed(INDEX + 6)), Signal(signed(INDEX + 6))
         outside = Signal()
         m.d.comb += [iy.eq(down + row - was.Ph), ix.eq(along + column - was.Pw)]
         compared = (("y", iy), ("x", ix), ("Hi", was.Hi), ("Wi", was.Wi))
-        y, x, Hi, Wi = (delayed(m, each, 1, f"compared_{name}") for name, each in compared)
+        y, x, Hi, Wi = (delay(m, each, 1, f"compared_{name}") for name, each in compared)
         m.d.comb += [
             outside.eq((y < 0) | (y >= Hi) | (x < 0) | (x >= Wi)),
-            self.padding.eq(delayed(m, outside, 2, "outside")),
-            self.lowest.eq(delayed(m, was.lowest, 3, "lowest")),
-            self.request.valid.eq(delayed(m, delayed(m, self.loads, AHEAD - 2, "loading") & ~outside, 2, "reads")),
-            self.request.memory.eq(delayed(m, was.place.memory, 3, "memory")),
+            self.padding.eq(delay(m, outside, 2, "outside")),
+            self.lowest.eq(delay(m, was.lowest, 3, "lowest")),
+            self.request.valid.eq(delay(m, delay(m, self.loads, AHEAD - 2, "loading") & ~outside, 2, "reads")),
+            self.request.memory.eq(delay(m, was.place.memory, 3, "memory")),
             self.request.address.eq(address(m, self.machine, "word", was.place, iy, ix, group)),
         ]
 
@@ -219,7 +219,7 @@ class Axis:
     """A tile along an axis: its first index `at`, its `extent`, if it is `single`, and if `more` follows."""
 
     def __init__(self, name: str, last: Value, most: Value) -> None:
-        self.at, self.extent = Signal(INDEX, name=f"o{name}"), Signal(held(name), name=f"tile_{name}")
+        self.at, self.extent = Signal(INDEX, name=f"o{name}"), Signal(value_bits(name), name=f"tile_{name}")
         self.beyond, self.more = Signal(INDEX + 1, name=f"beyond_{name}"), Signal(name=f"more_{name}")
         self.single = Signal(name=f"single_{name}")
         self._last, self._most = last, most

@@ -120,14 +120,14 @@ class Tables(wiring.Component):
             m.d.comb += reached.eq(Cat((x >= bound) for bound in bounds))
             found: list[Value] = []
             for step in (8, 4, 2, 1):
-                found.append(halved(list(reached[step :: 2 * step]), found))
+                found.append(select_by_halves(list(reached[step :: 2 * step]), found))
             segment = Signal(len(found), name=f"segment{number}")
             m.d.sync += segment.eq(Cat(*found))
-            m.d.comb += Value.cast(line).eq(halved(lines, list(segment)))
+            m.d.comb += Value.cast(line).eq(select_by_halves(lines, list(segment)))
         return m
 
 
-def halved(choices: Sequence[Any], bits: Sequence[Value]) -> Value:
+def select_by_halves(choices: Sequence[Any], bits: Sequence[Value]) -> Value:
     """One of 2^n values, selected by n bits, most significant first: a tree of multiplexers."""
     values = [Value.cast(each) for each in choices]
     for bit in reversed(bits):

@@ -12,7 +12,7 @@ SHIFT = 5
 """Bits of a shift amount, 0..31."""
 
 
-def saturated(value: Signal) -> Value:
+def saturate(value: Signal) -> Value:
     """A value of more than 8 bits as int8."""
     high, sign = value[BYTE - 1 :], value[-1]
     return Mux(high.all() | ~high.any(), value[:BYTE], Cat((~sign).replicate(BYTE - 1), sign))
@@ -44,10 +44,10 @@ class Quantiser(wiring.Component):
             amount.eq(Mux(left, 0, -self.scale)),
             extended.eq(Cat(0, self.psum)),
             rounded.eq((shifted >> 1) + shifted[0]),
-            near.eq(saturated(self.psum)),
+            near.eq(saturate(self.psum)),
             reach.eq(Mux(self.scale >= BYTE, BYTE, self.scale[:4])),
             raised.eq(near << reach),
-            self.result.eq(Mux(lifts, lifted, saturated(rounded))),
+            self.result.eq(Mux(lifts, lifted, saturate(rounded))),
         ]
-        m.d.sync += [shifted.eq(extended >> amount), lifted.eq(saturated(raised)), lifts.eq(left)]
+        m.d.sync += [shifted.eq(extended >> amount), lifted.eq(saturate(raised)), lifts.eq(left)]
         return m

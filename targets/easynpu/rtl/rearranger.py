@@ -20,7 +20,7 @@ from npuc.targets.easynpu.machine.rearrangement import DIMENSIONS, ORDER, PERMUT
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, TILE, WORD
 from npuc.targets.easynpu.rtl.loader import Tile
-from npuc.targets.easynpu.rtl.words import Fields, address, address_bits, delayed
+from npuc.targets.easynpu.rtl.words import Fields, address, address_bits, delay
 
 DEPTH = 32
 """Parts under way: more than the stages of the pipeline."""
@@ -92,7 +92,7 @@ class Rearranger(wiring.Component):
         )
         self.reciprocal = [Signal(self.bits + 1, name=f"reciprocal_{name}") for name in DIMENSIONS]
         self.begins = Signal()
-        self._divide(m, self._permuted(sizes))
+        self._divide(m, self._permute(sizes))
         self._lengths(m)
         part = self._walk(m)
         self._cut(m, self._destination(m, part))
@@ -107,7 +107,7 @@ class Rearranger(wiring.Component):
         )
         return parts, onto, minor, insert
 
-    def _permuted(self, values: tuple[Value, ...]) -> list[Value]:
+    def _permute(self, values: tuple[Value, ...]) -> list[Value]:
         """The values of N, H, W and C in the order of the permutation."""
         return [
             Value.cast(Array(Value.cast(values[order[each]]) for order in PERMUTATIONS)[self.fields.perm])
@@ -172,7 +172,7 @@ class Rearranger(wiring.Component):
 
     def _lengths(self, m: Module) -> None:
         """The number of channels that stay adjacent (rearrangement.run_length)."""
-        self.run, self.whole, self.stacked = Signal(layouts.held("Ci")), Signal(), Signal()
+        self.run, self.whole, self.stacked = Signal(layouts.value_bits("Ci")), Signal(), Signal()
         parts, _, minor, _ = self._split(C)
         stays = Array(order[C] == C for order in PERMUTATIONS)[self.fields.perm]
         inserted, stacked = Value.cast(0), Value.cast(0)
@@ -259,51 +259,51 @@ class Rearranger(wiring.Component):
         rest = Signal(carried, name="carried")
         m.d.comb += [rest[name].eq(part[name]) for name in carried.members]
         index = [
-            delayed(m, each, 1, f"index_{name}") for name, each in zip(DIMENSIONS, self._permuted(at), strict=True)
+            delay(m, each, 1, f"index_{name}") for name, each in zip(DIMENSIONS, self._permute(at), strict=True)
         ]
-        rest = delayed(m, rest, 1, "permuted")
+        rest = delay(m, rest, 1, "permuted")
         for dimension in ORDER:
-            index = self._moved(m, dimension, index)
-            rest = delayed(m, rest, 5, f"split_{DIMENSIONS[dimension]}")
+            index = self._move_index(m, dimension, index)
+            rest = delay(m, rest, 5, f"split_{DIMENSIONS[dimension]}")
         place, channel = self.chain.target, index[C]
         to = Signal(
             data.StructLayout(
                 {"address": address_bits(self.machine), "group": GROUP, "to": GROUP, **dict(carried.members)}
             )
         )
-        rest = delayed(m, rest, 3, "destination")
+        rest = delay(m, rest, 3, "destination")
         m.d.comb += [to[name].eq(rest[name]) for name in carried.members]
         m.d.comb += [
             to.address.eq(address(m, self.machine, "to", place, index[H], index[W], channel[GROUP:])),
-            to.group.eq(delayed(m, channel[GROUP : 2 * GROUP], 3, "to_group")),
-            to.to.eq(delayed(m, channel[:GROUP], 3, "to_lane")),
+            to.group.eq(delay(m, channel[GROUP : 2 * GROUP], 3, "to_group")),
+            to.to.eq(delay(m, channel[:GROUP], 3, "to_lane")),
         ]
         return to
 
-    def _moved(self, m: Module, dimension: int, index: list[Any]) -> list[Any]:
+    def _move_index(self, m: Module, dimension: int, index: list[Any]) -> list[Any]:
         """The index after a split, 5 cycles later: product, estimate's product, quotient, moved, sum."""
         _, onto, minor, insert = self._split(dimension)
         name, bits, divisor = DIMENSIONS[dimension], self.bits, self.divisor[dimension]
-        product = delayed(m, index[dimension] * self.reciprocal[dimension], 1, f"reached_{name}")
-        index = [delayed(m, each, 1, f"{name}_index{at}a") for at, each in enumerate(index)]
+        product = delay(m, index[dimension] * self.reciprocal[dimension], 1, f"reached_{name}")
+        index = [delay(m, each, 1, f"{name}_index{at}a") for at, each in enumerate(index)]
         estimate = product[bits:][:bits]  # the quotient, or one less
-        taken = delayed(m, (estimate * divisor)[:bits], 1, f"taken_{name}")
-        estimate = delayed(m, estimate, 1, f"estimate_{name}")
-        index = [delayed(m, each, 1, f"{name}_index{at}b") for at, each in enumerate(index)]
+        taken = delay(m, (estimate * divisor)[:bits], 1, f"taken_{name}")
+        estimate = delay(m, estimate, 1, f"estimate_{name}")
+        index = [delay(m, each, 1, f"{name}_index{at}b") for at, each in enumerate(index)]
         over = Signal(bits, name=f"over_{name}")
         m.d.comb += over.eq(index[dimension] - taken)
         more = over >= divisor
-        quotient = delayed(m, (estimate + more)[:bits], 1, f"quotient_{name}")
-        remainder = delayed(m, Mux(more, over - divisor, over)[:bits], 1, f"remainder_{name}")
-        index = [delayed(m, each, 1, f"{name}_index{at}c") for at, each in enumerate(index)]
+        quotient = delay(m, (estimate + more)[:bits], 1, f"quotient_{name}")
+        remainder = delay(m, Mux(more, over - divisor, over)[:bits], 1, f"remainder_{name}")
+        index = [delay(m, each, 1, f"{name}_index{at}c") for at, each in enumerate(index)]
         part = Mux(minor, remainder, quotient)
         index[dimension] = Mux(minor, quotient, remainder)
         old = Array(map(Value.cast, index))[onto]
-        words = delayed(m, (Mux(insert, old, part) * self.factor[dimension])[:bits], 1, f"words_{name}")
-        more = delayed(m, Mux(insert, part, old), 1, f"more_{name}")
-        index = [delayed(m, each[:bits], 1, f"{name}_index{at}d") for at, each in enumerate(index)]
+        words = delay(m, (Mux(insert, old, part) * self.factor[dimension])[:bits], 1, f"words_{name}")
+        more = delay(m, Mux(insert, part, old), 1, f"more_{name}")
+        index = [delay(m, each[:bits], 1, f"{name}_index{at}d") for at, each in enumerate(index)]
         index = [Mux(onto == at, words + more, each) for at, each in enumerate(index)]
-        return [delayed(m, each[:bits], 1, f"{name}_index{at}e") for at, each in enumerate(index)]
+        return [delay(m, each[:bits], 1, f"{name}_index{at}e") for at, each in enumerate(index)]
 
     def _cut(self, m: Module, to: Any) -> None:
         """Cuts parts at the ends of the words that they go to."""

@@ -16,9 +16,9 @@ from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import FEEDBACK
 from npuc.targets.easynpu.rtl import layouts
-from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, held, stored
+from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, stored_bits, value_bits
 from npuc.targets.easynpu.rtl.pe import CONTROL, Addend
-from npuc.targets.easynpu.rtl.words import address, delayed, index_bits, pad_depth, store, tables
+from npuc.targets.easynpu.rtl.words import address, delay, index_bits, pad_depth, store, tables
 
 
 def issue(machine: Machine) -> data.StructLayout:
@@ -267,19 +267,19 @@ class Sequencer(wiring.Component):
     def _positions(self, m: Module) -> None:
         """The row and column in the tile of the position that each row of PEs takes."""
         rows, width = self.machine.pe_rows, self.running.x
-        self.oyi = [Signal(held("y"), name=f"oyi{row}") for row in range(rows)]
-        self.oxi = [Signal(held("x"), name=f"oxi{row}") for row in range(rows)]
-        down, along = divided(rows, width)
+        self.oyi = [Signal(value_bits("y"), name=f"oyi{row}") for row in range(rows)]
+        self.oxi = [Signal(value_bits("x"), name=f"oxi{row}") for row in range(rows)]
+        down, along = divide_by_width(rows, width)
         for row, (oyi, oxi) in enumerate(zip(self.oyi, self.oxi, strict=True)):
             column = oxi + along
             wraps = column >= width
             with m.If(self.works & self.end_batch):
                 m.d.sync += [oyi.eq(oyi + down + wraps), oxi.eq(Mux(wraps, column - width, column))]
                 with m.If(self.last_batch):
-                    first_down, first_along = divided(row, width)
+                    first_down, first_along = divide_by_width(row, width)
                     m.d.sync += [oyi.eq(first_down), oxi.eq(first_along)]
             with m.If(self.start):
-                first_down, first_along = divided(row, self.step.x)
+                first_down, first_along = divide_by_width(row, self.step.x)
                 m.d.sync += [oyi.eq(first_down), oxi.eq(first_along)]
 
     def _issue(self, m: Module) -> None:
@@ -333,12 +333,12 @@ class Sequencer(wiring.Component):
             ("y", now.Sh * self.oyi[row]), ("x", now.Sw * self.oxi[row]),
             ("hk", self.hki * now.dilation_h), ("wk", self.wki * now.dilation_w),
         )  # fmt: skip
-        y, x, hk, wk = (delayed(m, value[:bits], 1, f"pad{row}_{name}") for name, value in products)
-        y, x = delayed(m, (y + hk)[:bits], 1, f"pad{row}_row"), delayed(m, (x + wk)[:bits], 1, f"pad{row}_column")
-        xi, side = delayed(m, now.xi, 2, f"pad{row}_pitch"), delayed(m, self.running.side, 3, f"pad{row}_side")
-        y, x = delayed(m, (y * xi)[:bits], 1, f"pad{row}_words"), delayed(m, x, 1, f"pad{row}_along")
+        y, x, hk, wk = (delay(m, value[:bits], 1, f"pad{row}_{name}") for name, value in products)
+        y, x = delay(m, (y + hk)[:bits], 1, f"pad{row}_row"), delay(m, (x + wk)[:bits], 1, f"pad{row}_column")
+        xi, side = delay(m, now.xi, 2, f"pad{row}_pitch"), delay(m, self.running.side, 3, f"pad{row}_side")
+        y, x = delay(m, (y * xi)[:bits], 1, f"pad{row}_words"), delay(m, x, 1, f"pad{row}_along")
         entry = y + x + Mux(side, self.machine.ifmap_pad_entries, 0)
-        m.d.comb += self.pad[row].eq(delayed(m, entry[:bits], 1, f"pad{row}_entry"))
+        m.d.comb += self.pad[row].eq(delay(m, entry[:bits], 1, f"pad{row}_entry"))
 
     def _control(self, m: Module, control: Any) -> None:
         """The PEs' switches, constant within a word except for the adder's second input."""
@@ -357,11 +357,11 @@ class Sequencer(wiring.Component):
         """The read of a second operand, one position per cycle."""
         place = self.now.operand
         reading = Signal()
-        y, x = self._walked(m, "operand", reading, Const(1))
+        y, x = self._walk_tile(m, "operand", reading, Const(1))
         m.d.comb += [
             reading.eq(self.works & self.does["reading"]),
-            self.operand.valid.eq(delayed(m, reading, AHEAD, "reading")),
-            self.operand.memory.eq(delayed(m, place.memory, AHEAD, "operand_memory")),
+            self.operand.valid.eq(delay(m, reading, AHEAD, "reading")),
+            self.operand.memory.eq(delay(m, place.memory, AHEAD, "operand_memory")),
             self.operand.address.eq(self._address(m, "operand", place, y, x)),
             self.operand_row.eq(self.cycle),
             self.blocked.eq(self.works & self.does["blocks"]),
@@ -372,13 +372,13 @@ class Sequencer(wiring.Component):
         target, copy, piece = self.chain.target, self.now.copy, Signal(self.piece.shape(), name="piece_now")
         writing, whole = Signal(), Signal()
         turn, done = Signal(range(LANES)), Signal()
-        y, x = self._walked(m, "result", writing, whole)
+        y, x = self._walk_tile(m, "result", writing, whole)
         moving, scatters = self.moving, self.moving | self.scatters
         m.d.comb += [
             writing.eq(self.works & self.does["writing"]),
             whole.eq(turn + 1 == self.pieces),
             self.puts.eq(moving | (writing & ~done)),
-            self.put.eq(delayed(m, self.puts, AHEAD, "put")),
+            self.put.eq(delay(m, self.puts, AHEAD, "put")),
             self.take.eq(self.puts & scatters),
             piece.target.valid.eq(self.is_last),
             piece.target.memory.eq(target.memory),
@@ -390,11 +390,11 @@ class Sequencer(wiring.Component):
         m.d.comb += [
             piece.copy.valid.eq(self.now.stored & (turn == 0) & ~moving),
             piece.copy.memory.eq(copy.memory),
-            self.piece.eq(delayed(m, piece, AHEAD, "piece")),
+            self.piece.eq(delay(m, piece, AHEAD, "piece")),
             self.piece.copy.address.eq(self._address(m, "copy", copy, y, x)),
         ]
         plain = self._address(m, "target", target, y, x)
-        with m.If(~delayed(m, scatters, AHEAD, "scatters")):
+        with m.If(~delay(m, scatters, AHEAD, "scatters")):
             m.d.comb += self.piece.target.address.eq(plain)
         with m.If(writing):
             m.d.sync += [turn.eq(turn + 1), done.eq(done | piece.last)]
@@ -403,18 +403,18 @@ class Sequencer(wiring.Component):
 
     def _address(self, m: Module, name: str, place: Any, y: Value, x: Value) -> Value:
         terms = (("oy", self.running.oy), ("y", y), ("ox", self.running.ox), ("x", x))
-        oy, y, ox, x = (delayed(m, each, AHEAD - 3, f"{name}_{part}") for part, each in terms)
+        oy, y, ox, x = (delay(m, each, AHEAD - 3, f"{name}_{part}") for part, each in terms)
         place, group = (
-            delayed(m, place, AHEAD - 3, f"{name}_place"),
-            delayed(m, self.of_group, AHEAD - 3, f"{name}_of"),
+            delay(m, place, AHEAD - 3, f"{name}_place"),
+            delay(m, self.of_group, AHEAD - 3, f"{name}_of"),
         )
         return address(m, self.machine, name, place, oy + y, ox + x, group)
 
-    def _walked(self, m: Module, name: str, goes_on: Value, whole: Value) -> tuple[Value, Value]:
+    def _walk_tile(self, m: Module, name: str, goes_on: Value, whole: Value) -> tuple[Value, Value]:
         """The row and column in the tile of the position whose word is transferred; rows of PEs take turns."""
         if self.machine.pe_rows == 1:
             return self.oyi[0], self.oxi[0]
-        ahead_y, ahead_x = Signal(held("y"), name=f"{name}_oyi"), Signal(held("x"), name=f"{name}_oxi")
+        ahead_y, ahead_x = Signal(value_bits("y"), name=f"{name}_oyi"), Signal(value_bits("x"), name=f"{name}_oxi")
         begun = Signal(name=f"{name}_begun")
         y, x = Mux(begun, ahead_y, self.oyi[0]), Mux(begun, ahead_x, self.oxi[0])
         with m.If(goes_on & whole):
@@ -425,9 +425,9 @@ class Sequencer(wiring.Component):
         return y, x
 
 
-def divided(number: int, width: Value) -> tuple[Value, Value]:
+def divide_by_width(number: int, width: Value) -> tuple[Value, Value]:
     """Quotient and remainder of a constant by the width of a tile."""
-    most = 1 << stored("x")
+    most = 1 << stored_bits("x")
     table = [(number // each, number % each) if each else (0, 0) for each in range(most + 1)]
     if number == 0:
         return Const(0), Const(0)

@@ -85,20 +85,20 @@ class Board:
         """The results of words since they were last cleared (SEEN)."""
         found = ctypes.c_void_p()
         count = self.library.easynpu_seen(self.handle, ctypes.byref(found))
-        return _copied(found, count, SEEN)
+        return _copy_array(found, count, SEEN)
 
     def chain_ends(self) -> list[int]:
         """The cycle of the run in which each chain ended."""
         found = ctypes.c_void_p()
         count = self.library.easynpu_chain_ends(self.handle, ctypes.byref(found))
-        return [int(each) for each in _copied(found, count, np.dtype("<u4"))]
+        return [int(each) for each in _copy_array(found, count, np.dtype("<u4"))]
 
     def forget(self) -> None:
         """Clears the recorded results and chain ends."""
         self.library.easynpu_forget(self.handle)
 
 
-def _copied(address: ctypes.c_void_p, count: int, kind: np.dtype) -> Array:
+def _copy_array(address: ctypes.c_void_p, count: int, kind: np.dtype) -> Array:
     data = ctypes.string_at(address, count * kind.itemsize) if count else b""
     return np.frombuffer(data, kind)
 
@@ -177,11 +177,11 @@ class Simulation:
         state.board.write("itcm", 0, np.frombuffer(isa.words_to_bytes(words), np.int8).reshape(-1, LANES))
         for move in segment.loads:
             state.write(move.map, pack_feature(move.whole(tensors)[move.window])[0])
-        self._execute(state, list(self._checked(words, first)), len(words), observe)
+        self._execute(state, list(self._check_chains(words, first)), len(words), observe)
         for move in segment.stores:
             keep(move, state.read(move.map)[None], tensors)
 
-    def _checked(self, words: tuple[Instruction, ...], first: int) -> Sequence[tuple[list[ChainStage], bool]]:
+    def _check_chains(self, words: tuple[Instruction, ...], first: int) -> Sequence[tuple[list[ChainStage], bool]]:
         """The chains, each with whether its map is at the Fmap DTCM's low end. Raises as the simulators do."""
         found: list[tuple[list[ChainStage], bool]] = []
         low = True

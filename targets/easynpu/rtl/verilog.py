@@ -59,12 +59,12 @@ def modules(name: str, component: Elaboratable) -> str:
         for path, member, value in signature.flatten(component)
     }  # fmt: skip
     design: Any = Fragment.get(component, None).prepare(ports=ports, hierarchy=(name,))
-    design.drivers, design.wanted = SignalDict(), _wanted(design)
+    design.drivers, design.wanted = SignalDict(), _shared_names(design)
     _drive(design.fragment, design.drivers)
     return "\n".join(_Module(design, fragment, path).text() for fragment, path in _walk(design.fragment, name))
 
 
-def _wanted(design: Any) -> Any:
+def _shared_names(design: Any) -> Any:
     """The names of signals that one statement makes together, where Amaranth finds only the first or another's."""
     lines: dict[tuple[str, int], list[Any]] = {}
     for signal in design.signal_lca:
@@ -200,7 +200,7 @@ class _Module:
                 same = len(set(parts)) == 1 and len(parts) > 1
                 return f"{{{len(parts)}{{{parts[0]}}}}}" if same else f"{{{', '.join(parts)}}}"
             case Part():
-                return _cast(len(value), f"{self.value(value.value)} >> {self._scaled(value)}")
+                return _cast(len(value), f"{self.value(value.value)} >> {self._scaled_offset(value)}")
             case SwitchValue():
                 return self._choice(value, len(value))
             case Operator():
@@ -221,7 +221,7 @@ class _Module:
         signed = value.shape().signed and len(value) < width
         return _cast(width, f"$signed({self.value(value)})" if signed else self.value(value))
 
-    def _scaled(self, part: Any) -> str:
+    def _scaled_offset(self, part: Any) -> str:
         shift = (part.stride - 1).bit_length()
         assert part.stride == 1 << shift
         return f"{{{self.value(part.offset)}, {_constant(0, shift)}}}" if shift else f"({self.value(part.offset)})"
@@ -422,7 +422,7 @@ class _Module:
                     for port, (value, _) in inner.ports.items()
                     if len(value)
                 ]
-                lines += _wrapped(f"{inner.type} {name}", ports)
+                lines += _wrap_ports(f"{inner.type} {name}", ports)
             else:
                 other = _Module(self.design, inner, "")
                 info = self.design.fragments[inner]
@@ -431,7 +431,7 @@ class _Module:
                     for signal in other.names
                     if len(signal) and self.design.fragments[self.design.signal_lca[signal]].depth < info.depth
                 ]
-                lines += _wrapped(f"{self.name}_{name or number} {name or f'part{number}'}", ports)
+                lines += _wrap_ports(f"{self.name}_{name or number} {name or f'part{number}'}", ports)
         return lines
 
     def _memory(self, memory: Any, wanted: str) -> list[str]:
@@ -544,7 +544,7 @@ def _indent(lines: Iterable[str], depth: int) -> list[str]:
     return [f"{'  ' * depth}{line}" for line in lines]
 
 
-def _wrapped(head: str, ports: Sequence[str]) -> list[str]:
+def _wrap_ports(head: str, ports: Sequence[str]) -> list[str]:
     return [
         f"  {head} (",
         *textwrap.wrap(", ".join(ports), WIDTH, initial_indent="    ", subsequent_indent="    "),

@@ -58,7 +58,7 @@ def store(m: Module, name: str, depth: int, enable: Value, address: Value, value
     return found
 
 
-def delayed(m: Module, value: Value, cycles: int, name: str) -> Any:
+def delay(m: Module, value: Value, cycles: int, name: str) -> Any:
     """A value as it was so many cycles ago."""
     for age in range(1, cycles + 1):
         whole = len(Value.cast(value)) > 1  # what is not valid needs no reset
@@ -75,16 +75,16 @@ def address(m: Module, machine: Machine, name: str, place: Any, row: Value, colu
     """
     bits = address_bits(machine)
     factors = [
-        delayed(m, each, 1, f"{name}_{part}")
+        delay(m, each, 1, f"{name}_{part}")
         for part, each in (
             ("row", row[:bits]), ("column", column[:bits]), ("group", group), ("row_pitch", place.row),
             ("pixel_pitch", place.pixel), ("group_pitch", place.group),
         )
     ]  # fmt: skip
     products = [
-        delayed(m, (pitch * index)[:bits], 1, f"{name}_{part}_words")
+        delay(m, (pitch * index)[:bits], 1, f"{name}_{part}_words")
         for part, index, pitch in zip(("row", "column", "group"), factors[:3], factors[3:], strict=True)
     ]
     first, second, third = products
-    base = delayed(m, place.base, 2, f"{name}_base")
-    return delayed(m, (base + first + second + third)[:bits], 1, f"{name}_address")
+    base = delay(m, place.base, 2, f"{name}_base")
+    return delay(m, (base + first + second + third)[:bits], 1, f"{name}_address")

@@ -37,9 +37,9 @@ class RegisterWrites(wiring.Component):
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m, access = Module(), self.access
-        places, place = axi.taken(m, "aw_queue", self.aw)
-        values, value = axi.taken(m, "w_queue", self.w)
-        answers, found = axi.given(m, "b_queue", self.b)
+        places, place = axi.incoming_queue(m, "aw_queue", self.aw)
+        values, value = axi.incoming_queue(m, "w_queue", self.w)
+        answers, found = axi.outgoing_queue(m, "b_queue", self.b)
         index, whole, accepted = place.addr[BYTES:], value.strb.all(), Signal()
         with m.Switch(index):
             with m.Case(CONTROL):
@@ -73,8 +73,8 @@ class RegisterReads(wiring.Component):
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m, access = Module(), self.access
-        places, place = axi.taken(m, "ar_queue", self.ar)
-        answers, found = axi.given(m, "r_queue", self.r)
+        places, place = axi.incoming_queue(m, "ar_queue", self.ar)
+        answers, found = axi.outgoing_queue(m, "r_queue", self.r)
         index, response, asked = place.addr[BYTES:], Signal(axi.Response), Signal()
         exists = index < len(REGISTERS)
         m.d.comb += [

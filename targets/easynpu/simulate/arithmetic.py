@@ -58,15 +58,15 @@ def quantise(acc: Array, scale: Array) -> Array:
 
 def add(block: Array, x: Array, other: Array) -> Array:
     """The requantised sum of two maps (samples, H, W, C) int8; block: the bias-scale words."""
-    return _combined(block, x.astype(np.int32) + other)
+    return _combine(block, x.astype(np.int32) + other)
 
 
 def multiply(block: Array, x: Array, other: Array) -> Array:
     """Their requantised product."""
-    return _combined(block, x.astype(np.int32) * other)
+    return _combine(block, x.astype(np.int32) * other)
 
 
-def _combined(block: Array, acc: Array) -> Array:
+def _combine(block: Array, acc: Array) -> Array:
     """Raises ArtefactError (E503) for a bias, as the second operand takes the bias input of the PE."""
     bias, scale = unpack_bias_scale(block, acc.shape[-1])
     if bias.any():
@@ -90,7 +90,7 @@ def activation(block: Array, x: Array) -> Array:
     return _by_bits(_expected_within(acc), np.array([table.scale]))[x.view(np.uint8)]
 
 
-def sloped(block: Array, x: Array) -> Array:
+def apply_slopes(block: Array, x: Array) -> Array:
     """int8 (..., C) after a slope per channel for each sign of x; block: 4 words per 16 channels."""
     channels = x.shape[-1]
     positive, positive_scale, negative, negative_scale = unpack_slopes(block, channels)
@@ -133,7 +133,7 @@ def max_pool(x: Array, layer: Layer) -> Array:
 def padded_input(x: Array, layer: Layer, value: int) -> Array:
     """The map with its padding; rows and columns that no window reaches are left out."""
     top, left, bottom, right = _padding(layer)
-    height, width = _reached(layer)
+    height, width = _reached_extents(layer)
     x = x[:, :height, :width]
     if not any((top, left, bottom > 0, right > 0)):
         return x
@@ -183,9 +183,9 @@ class ConvolutionWord:
     def __call__(self, x: Array) -> Array:
         """The int8 ofmap (samples, Ho, Wo, Co) of an ifmap (samples, Hi, Wi, Ci) int8."""
         if self.exact:
-            run = self._prepared(len(x), self._requantising)
+            run = self._prepare_sessions(len(x), self._requantising)
             raised = _as_maps(
-                self.layer, run.run(None, {"x": _arranged(self.layer, x, self.tiles)})[0], self.tiles
+                self.layer, run.run(None, {"x": _arrange_maps(self.layer, x, self.tiles)})[0], self.tiles
             )
             return (raised if self.relu else np.bitwise_xor(raised, 128, out=raised)).view(np.int8)
         return self.quantised(self.accumulate(x, None))
@@ -195,14 +195,14 @@ class ConvolutionWord:
         """Whether one float32 convolution gives the requantised value exactly."""
         rounding = (1 if self.relu else 2 * RAISED + 1) << max(-int(self.scale.min()) - 1, 0)
         shifts_right = self.scale.min() >= -31 and self.scale.max() <= 0
-        return self.bound + rounding < EXACT_FLOAT32 and shifts_right and 0 not in _reached(self.layer)
+        return self.bound + rounding < EXACT_FLOAT32 and shifts_right and 0 not in _reached_extents(self.layer)
 
     def accumulate(self, x: Array, psums: Psums | None) -> Psums:
         """The bias or the kept psums, plus the sum of products.
 
         Raises ArtefactError (E503) for a bias together with kept psums: the adder has one input for both.
         """
-        layer, given = self.layer, _arranged(self.layer, x, self.tiles)
+        layer, given = self.layer, _arrange_maps(self.layer, x, self.tiles)
         if psums is not None and self.bias.any():
             raise ArtefactError("E503", "a bias where psums are kept", limit="0: the first word's bias is in them")
         bound = self.bound + (0 if psums is None else psums.bound)
@@ -211,7 +211,7 @@ class ConvolutionWord:
             self._per_channel(total)[...] = self.bias[:, None]
         else:
             np.copyto(total, psums.values, casting="unsafe")
-        for part in self._prepared(len(x), self._parts) if 0 not in _reached(layer) else ():
+        for part in self._prepare_sessions(len(x), self._parts) if 0 not in _reached_extents(layer) else ():
             products = _as_maps(layer, part.run(None, {"x": given})[0], self.tiles)
             np.add(total, products, out=total, casting="unsafe", dtype=total.dtype)
         if bound >= ACCUMULATOR and np.abs(total).max(initial=0) >= ACCUMULATOR:
@@ -233,7 +233,7 @@ class ConvolutionWord:
         """Maps (tiles * samples, Ho, Wo, Co) as (tiles, pixels, Co)."""
         return values.reshape(self.tiles, values.size // (self.tiles * self.layer.Co), self.layer.Co)
 
-    def _prepared(self, samples: int, make: Callable[[bool], Any]) -> Any:
+    def _prepare_sessions(self, samples: int, make: Callable[[bool], Any]) -> Any:
         """The session or sessions that run the word; a first sample that comes alone gets ones that open fast."""
         alone, self.ran = samples == self.tiles and not self.ran, True
         if alone:
@@ -275,15 +275,15 @@ def _padding(layer: Layer) -> tuple[int, int, int, int]:
     return layer.Ph, layer.Pw, bottom, right
 
 
-def _reached(layer: Layer) -> tuple[int, int]:
+def _reached_extents(layer: Layer) -> tuple[int, int]:
     """Rows and columns of the map that windows reach; 0 where all windows are in the padding."""
     _, _, bottom, right = _padding(layer)
     return max(layer.Hi + min(bottom, 0), 0), max(layer.Wi + min(right, 0), 0)
 
 
-def kept(layer: Layer) -> tuple[int, int]:
+def onnx_extents(layer: Layer) -> tuple[int, int]:
     """Rows and columns for an ONNX operator, which needs at least one: those that windows reach, or the first."""
-    height, width = _reached(layer)
+    height, width = _reached_extents(layer)
     return max(height, 1), max(width, 1)
 
 
@@ -304,16 +304,16 @@ def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None,
     shape = _Shape(tiles, tuple(each.shape for each in (w, *([] if bias is None else [bias]))), window, highest)
     if not few_runs:
         return session(_model(shape, weights))
-    return _Fed(_shared(shape, tuple((name, each.shape) for name, each in weights.items())), weights)
+    return _Fed(_shared_session(shape, tuple((name, each.shape) for name, each in weights.items())), weights)
 
 
-def _arranged(layer: Layer, x: Array, tiles: int) -> Array:
+def _arrange_maps(layer: Layer, x: Array, tiles: int) -> Array:
     """The reached part of maps (tiles * samples, H, W, C), as a session takes it.
 
     That is (tiles, rows, C) for matrix products, (rows, C) for those of one tile, and otherwise
     (samples, H, W, tiles * C).
     """
-    height, width = _reached(layer)
+    height, width = _reached_extents(layer)
     x = np.ascontiguousarray(x[:, :height, :width])
     if _is_product(layer):
         return x.reshape(-1, layer.Ci) if tiles == 1 else x.reshape(tiles, -1, layer.Ci)
@@ -362,7 +362,7 @@ class _Fed:
 
 
 @lru_cache(maxsize=256)
-def _shared(shape: _Shape, weights: tuple[tuple[str, tuple[int, ...]], ...]) -> Any:
+def _shared_session(shape: _Shape, weights: tuple[tuple[str, tuple[int, ...]], ...]) -> Any:
     """A session whose weights, of these extents, are inputs of every run."""
     return session(_model(shape, {}, dict(weights)), few_runs=True)
 
@@ -413,7 +413,7 @@ def _window_attributes(layer: Layer, tiles: int) -> dict[str, Any]:
     Where all windows are in the padding, a negative number of them is added after the first one.
     """
     pads, extents = _padding(layer), (layer.Hi, layer.Wi)
-    after = (pad + extent - left for pad, extent, left in zip(pads[2:], extents, kept(layer), strict=True))
+    after = (pad + extent - left for pad, extent, left in zip(pads[2:], extents, onnx_extents(layer), strict=True))
     return {
         "strides": (layer.Sh, layer.Sw),
         "pads": (*pads[:2], *after),

@@ -68,7 +68,7 @@ Wave = tuple[Tiles, ...]
 """Tiles that may run in any order."""
 
 
-def planned(steps: Sequence[Step], simulator: Simulator, init: Segment | None = None) -> list[HostStep | Wave]:
+def plan_steps(steps: Sequence[Step], simulator: Simulator, init: Segment | None = None) -> list[HostStep | Wave]:
     """The steps of an inference in order, its segments as tiles. init: what has been loaded before.
 
     Raises ArtefactError (E503) for words that no machine executes.
@@ -187,7 +187,7 @@ class _Memories:
 
         The first of a part repeats what segments before it loaded for the part.
         """
-        firsts = _joined(self.wanted)
+        firsts = _join_segments(self.wanted)
         repeated: list[dict[TensorMove, int]] = [{} for _ in firsts]
         for first, loads in zip(firsts, self.repeatable, strict=True):
             repeated[first] |= {move: writer for move, writer in loads.items() if writer < first}
@@ -223,7 +223,7 @@ def _piece(move: TensorMove, box: Sequence[tuple[int, int]]) -> TensorMove:
     )
 
 
-def _joined(wanted: Sequence[int]) -> list[int]:
+def _join_segments(wanted: Sequence[int]) -> list[int]:
     """For every segment the first one of its part, which reaches back as far as any of its segments wants."""
     firsts: list[int] = []
     for number, first in enumerate(wanted):
@@ -245,16 +245,16 @@ def _waves(parts: Sequence[Part]) -> list[Wave]:
         names = {move.tensor for move in stores}
         again = any(move.tensor in stored and stored[move.tensor][move.window[1:]].any() for move in stores)
         if again or not names.isdisjoint(loaded | loads) or not loads.isdisjoint(stored):
-            found += _grouped(wave)
+            found += _group_parts(wave)
             wave, loaded, stored = [], set(), {}
         wave.append(part)
         loaded |= loads
         for move in stores:
             stored.setdefault(move.tensor, np.zeros(move.map_shape, bool))[move.window[1:]] = True
-    return found + _grouped(wave)
+    return found + _group_parts(wave)
 
 
-def _grouped(wave: Sequence[Part]) -> list[Wave]:
+def _group_parts(wave: Sequence[Part]) -> list[Wave]:
     groups: dict[tuple[object, ...], list[Part]] = {}
     for part in wave:
         groups.setdefault(tuple(map(_geometry, part)), []).append(part)
@@ -341,7 +341,7 @@ class Runner:
 
     @cached_property
     def _plan(self) -> Sequence[HostStep | Wave]:
-        return planned(self.contents.steps, self.simulator, self.contents.init)
+        return plan_steps(self.contents.steps, self.simulator, self.contents.init)
 
     def run_wave(
         self, wave: Wave, state: MachineState, tensors: dict[str, Array], watch: WordObserver | None
@@ -369,7 +369,7 @@ class Runner:
     ) -> None:
         own = state if tiles.resumes else self.simulator.state(len(tiles.parts) * len(state.fmap))
         for segments, words in zip(zip(*tiles.parts, strict=True), tiles.words, strict=True):
-            watches = None if shown is None else [_noted(shown, each.number) for each in segments]
+            watches = None if shown is None else [_note_word(shown, each.number) for each in segments]
             loads, stores = [each.loads for each in segments], [each.stores for each in segments]
             self.simulator.run_tiles(loads, words, stores, own, tensors, watches)
 
@@ -397,5 +397,5 @@ class Runner:
             window[...] = planes
 
 
-def _noted(shown: list[tuple[int, int, Array]], segment: int) -> WordObserver:
+def _note_word(shown: list[tuple[int, int, Array]], segment: int) -> WordObserver:
     return lambda number, values: shown.append((segment, number, values))

@@ -19,7 +19,7 @@ from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine import isa, rearrangement
-from npuc.targets.easynpu.machine.chains import ChainStage, chains, check, expect_kept, refused
+from npuc.targets.easynpu.machine.chains import ChainStage, chains, check, expect_kept, word_error
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import (
     LANES,
@@ -59,7 +59,7 @@ def load_images(segment: Segment, files: Mapping[str, bytes], machine: Machine, 
         else:
             state.load_weights(image.address, np.frombuffer(data, np.int8).reshape(-1, LANES))
     if not 0 <= segment.count <= len(state.itcm):
-        raise refused(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
+        raise word_error(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
     return first
 
 
@@ -270,7 +270,7 @@ class Simulator:
         start, count = state.weights_at, stage.streamed_words
         state.weights_at += count
         if state.weights_at > len(state.weight):
-            raise refused(stage.number, f"weight words {start}..{state.weights_at - 1} are streamed", stage.layer)
+            raise word_error(stage.number, f"weight words {start}..{start + count - 1} are streamed", stage.layer)
         return state.weight[start : state.weights_at].tobytes()
 
     def _execute(
@@ -302,7 +302,7 @@ class Simulator:
         """The int8 result (tiles * samples, Ho, Wo, Co) of a word, or its psums if they are kept."""
         stage, layer = word.stage, word.stage.layer
         if stage.reshape is not None:
-            return rearrangement.rearranged(x, stage.reshape)
+            return rearrangement.rearrange(x, stage.reshape)
         match stage.name:
             case "maxpool":
                 return arithmetic.max_pool(x, layer)
@@ -311,7 +311,7 @@ class Simulator:
             case "act":
                 return _each_tile(arithmetic.activation, word, x)
             case "prelu":
-                return _each_tile(arithmetic.sloped, word, x)
+                return _each_tile(arithmetic.apply_slopes, word, x)
             case "add" | "mul":
                 other = _read(state, word.operand, layer.Co)
                 return _each_tile(arithmetic.add if stage.name == "add" else arithmetic.multiply, word, x, other)
