@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc.ir import Array, Graph
+from npuc.ir import Array, Graph, Node
 from npuc.program import as_loaded
 from npuc.target import target
 from npuc.targets.nvdla.formats.weights import WeightForm
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL
 from npuc.targets.nvdla.network import support
+from npuc.targets.nvdla.network.passes import enlargements_to_interleaves
 from npuc.targets.nvdla.operations.tiling import Geometry, kernels_together
 from tests.graphs.compiling import Case, compiled_program, verified
-from tests.passes.networks import network, node
+from tests.passes.networks import assert_same_meaning, network, node
 
 
 def weights(*shape: int) -> Array:
@@ -118,6 +119,32 @@ def test_a_remedy_is_about_what_is_beyond_the_machine(op: str, attributes: dict[
     found = support.refusal(graph, graph.nodes[0], SMALL, "int8")
     assert found is not None
     assert found.remedy == remedy
+
+
+@pytest.mark.parametrize(("fused", "activation", "count"), [
+    ({}, node("LeakyRelu", "d", "l", alpha=0.5), 4), ({"activation": "Relu"}, node("LeakyRelu", "d", "l"), 1),
+    ({}, node("PRelu", "d s", "l"), 4), ({}, node("PRelu", "d computed", "l"), 1),
+])  # fmt: skip
+def test_activations_that_convolutions_can_take_go_before_an_enlargement(
+    fused: dict[str, Any], activation: Node, count: int
+) -> None:
+    ends = node("Abs", "s", "computed"), node("Conv", "l v", "y"), node("Relu", "computed", "z")
+    layers = node("Conv", "x w", "a", **fused), node("DepthToSpace", "a", "d", blocksize=2)
+    graph = network(
+        (1, 3, 4, 4), "y z", *layers, ends[0], activation, *ends[1:], w=(8, 3, 1, 1), v=(2, 2, 1, 1), s=0.5
+    )
+    found = enlargements_to_interleaves(graph)
+    assert [each.op for each in found.nodes].count(activation.op) == count
+    assert_same_meaning(graph, found)
+
+
+@pytest.mark.parametrize(("shape", "axis", "refused"), [
+    ((1, 4, 6, 5), 2, False), ((1, 4, 6, 5), 3, False), ((1, 4, 6, 5), 1, True), ((2, 4, 6, 5), 2, True),
+    ((1, 4, 6), 2, True), ((1, 1, 4096, 1), 2, False), ((1, 1, 4097, 1), 2, True),
+])  # fmt: skip
+def test_pixels_of_one_map_are_interleaved(shape: tuple[int, ...], axis: int, refused: bool) -> None:
+    graph = network(shape, "y", node("Interleave", "x x", "y", axis=axis))
+    assert bool(support.interleaving_fields(graph, graph.nodes[0])) is refused
 
 
 @pytest.mark.parametrize(("attributes", "refused"), [

@@ -45,7 +45,7 @@ def residents(
     buffers that must stay in DRAM.
     """
     capacity = context.machine.sram_bytes // UNIT
-    free = [each for each in lifetimes if each.name not in bound and each.size <= capacity]
+    free = [each for each in lifetimes if each.name not in bound]
     alone = {each.name: _clocks(context, each, edges) for each in layers}
     saved = {each.name: _clocks_saved(context, each.name, layers, edges, alone) for each in free}
     kept: list[Lifetime] = []
