@@ -100,6 +100,8 @@ GRAPHS: dict[str, tuple[Pass, Graph]] = {
         node("Mul", "s c", "g"), node("Mul", "x g", "y"), c=2.0)),
     "a sigmoid of a sum": (recognise_activations, network((2, 3), "y", node("Sub", "one x", "n"),
         node("Exp", "n", "e"), node("Add", "e one", "s"), node("Div", "one s", "y"), one=1.0)),
+    "a sigmoid with another sum": (recognise_activations, network((2, 3), "y", node("Neg", "x", "n"),
+        node("Exp", "n", "e"), node("Add", "e two", "s"), node("Reciprocal", "s", "y"), two=2.0)),
     "a sigmoid of the negative": (recognise_activations, network((2, 3), "y", node("Exp", "x", "e"),
         node("Add", "e one", "s"), node("Reciprocal", "s", "y"), one=1.0)),
     "a hard swish from 4": (recognise_activations, network((2, 3), "y", node("Add", "x three", "a"),
