@@ -60,6 +60,14 @@ def test_the_host_lays_out_rows_where_that_takes_fewer_words(
     np.testing.assert_array_equal(run(found, x)["y"], run(graph, x)["y"])
 
 
+def test_a_map_with_surroundings_of_its_own_is_not_laid_out() -> None:
+    graph = strided((3, 3), (12, 10), strides=(2, 2), pads=(0, 0, 1, 1))
+    conv = replace(graph.nodes[0], inputs=(*graph.nodes[0].inputs, "p"))
+    constants = {**graph.constants, "p": np.array([3, -5, 7], np.int8)}
+    graph = build("test", [conv], {"x": graph.tensors["x"]}, ["y"], constants)
+    assert with_rows_folded(graph, Machine())[0] is graph
+
+
 @pytest.mark.parametrize(
     ("before", "machine", "folds"),
     [
