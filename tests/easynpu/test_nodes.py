@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from npuc.errors import ModelError
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.targets.easynpu.layers.nodes import OPERATORS, WORD_OP, runs_on_array
-from tests.passes.networks import node
+from npuc.targets.easynpu.layers import support
+from npuc.targets.easynpu.layers.nodes import OPERATORS, WORD_OP, interleaved, runs_on_array
+from npuc.targets.easynpu.machine.parameters import Machine
+from tests.passes.networks import network, node
 
 
 def _graph(shape: tuple[int, ...], made: Node) -> Graph:
@@ -50,3 +53,30 @@ def test_a_word_reads_a_map_of_one_image(shape: tuple[int, ...]) -> None:
 def test_the_array_joins_maps_but_not_batches(shape: tuple[int, ...], axis: int, runs: bool) -> None:
     graph = _graph(shape, node("Concat", "x x", "y", axis=axis))
     assert runs_on_array(graph, graph.nodes[0]) is runs
+
+
+POOLED = {"kernel_shape": (2, 2)}
+LAYERS = [
+    node("Conv", "x w", "y"), node("MaxPool", "x", "y", **POOLED), node("AveragePool", "x", "y", **POOLED),
+    node("GlobalMaxPool", "x", "y"), node("GlobalAveragePool", "x", "y"), node("Add", "x x", "y"),
+    node("Mul", "x x", "y"), node("Relu", "x", "y"), node("Clip", "x", "y", min=0.0, max=6.0),
+    node("PRelu", "x s", "y"), node("Sigmoid", "x", "y"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("layer", LAYERS, ids=[each.op for each in LAYERS])
+def test_the_array_takes_one_image(layer: Node, batch: int) -> None:
+    graph = network((batch, 4, 6, 6), "y", layer, w=(4, 4, 1, 1), s=0.5)
+    assert (support.refusal(graph, layer, Machine()) is None) is (batch == 1)
+
+
+def test_only_a_concat_of_phases_is_interleaved() -> None:
+    enlarge = node("DepthToSpace", "m", "y", blocksize=2)
+    for before, phases in ((node("Concat", "x x x x", "m", axis=1), 4), (node("Relu", "z", "m"), 0)):
+        shapes = {"x": TensorType((1, 4, 3, 3), "int8"), "z": TensorType((1, 16, 3, 3), "int8")}
+        graph = build("g", [before, enlarge], shapes, ["y"], {}, OPERATORS)
+        found = interleaved(graph, graph.nodes[-1])
+        assert len(found.inputs if found else ()) == phases
+    alone = build("g", [replace(enlarge, inputs=("z",))], shapes, ["y"], {}, OPERATORS)
+    assert interleaved(alone, alone.nodes[0]) is None
