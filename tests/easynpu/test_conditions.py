@@ -7,29 +7,33 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc.ir import Graph, TensorType
+from npuc.ir import Array, Graph, TensorType
 from npuc.ops import build
 from npuc.targets.easynpu.layers import support
 from tests.graphs.checking import Finding
 from tests.graphs.compiling import HOSTED, Case, check_compile, compiled_program, samples_of, verified
 from tests.passes.networks import network, node
 
+
+def normal(seed: int, *shape: int) -> Array:
+    """Weights that keep the variance."""
+    found = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return found / np.float32(np.sqrt(np.prod(shape[1:])))
+
+
 CHAINS = {
     "two operands behind each other": network((1, 16, 6, 6), "y", node("Conv", "x w", "a", kernel_shape=(3, 3),
         pads=(1, 1, 1, 1)), node("Add", "a x", "b"), node("BatchNormalization", "b scale bias mean var", "c"),
         node("MaxPool", "x", "d", kernel_shape=(3, 3), pads=(1, 1, 1, 1)), node("Add", "c d", "y"),
-        w=np.random.default_rng(1).standard_normal((16, 16, 3, 3)).astype(np.float32) / 12, scale=(16,),
-        bias=(16,), mean=(16,), var=(16,)),
+        w=normal(1, 16, 16, 3, 3), scale=(16,), bias=(16,), mean=(16,), var=(16,)),
     "a result that is read twice": network((1, 16, 6, 6), "y", node("Conv", "x w", "a", kernel_shape=(1, 1)),
         node("LeakyRelu", "a", "b", alpha=0.3), node("MaxPool", "a", "c", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
-        node("Concat", "b c", "y", axis=1), w=np.random.default_rng(2).standard_normal((16, 16, 1,
-        1)).astype(np.float32) / 4),
+        node("Concat", "b c", "y", axis=1), w=normal(2, 16, 16, 1, 1)),
     "slices of a batch, of five axes": network((3, 3, 1, 1, 1), "y", node("Add", "x c", "a"),
         node("Conv", "a w", "y", group=3, kernel_shape=(1, 3, 3), pads=(0, 1, 1, 0, 1, 1), strides=(2, 1, 3)),
         w=np.random.default_rng(4).standard_normal((6, 1, 1, 3, 3)).astype(np.float32), c=(3, 3, 1, 1, 1)),
     "a result that is an output": network((1, 16, 6, 6), "a y", node("Conv", "x w", "a", kernel_shape=(1, 1)),
-        node("LeakyRelu", "a", "y", alpha=0.3), w=np.random.default_rng(3).standard_normal((16, 16, 1,
-        1)).astype(np.float32) / 4),
+        node("LeakyRelu", "a", "y", alpha=0.3), w=normal(3, 16, 16, 1, 1)),
     "an average": network((1, 16, 6, 6), "y", node("AveragePool", "x", "a", kernel_shape=(2, 2), strides=(2, 2)),
         node("LeakyRelu", "a", "y", alpha=0.3)),
 }  # fmt: skip
@@ -56,8 +60,7 @@ def test_a_chain_ends_where_the_pads_are_full(tmp_path: Path) -> None:
     machine = tmp_path / "small.toml"
     machine.write_text("parameter_pad_entries = 24\n", encoding="ascii")
     graph = network((1, 16, 6, 6), "y", node("Conv", "x w", "a", kernel_shape=(1, 1)), node("Tanh", "a", "b"),
-        node("LeakyRelu", "b", "y", alpha=0.3), w=np.random.default_rng(3).standard_normal((16, 16, 1,
-        1)).astype(np.float32) / 4)  # fmt: skip
+        node("LeakyRelu", "b", "y", alpha=0.3), w=normal(3, 16, 16, 1, 1))  # fmt: skip
     assert verified(graph, Case("easynpu", "int8", machine=str(machine)), tmp_path)["bit_exact"]
 
 
