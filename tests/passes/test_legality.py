@@ -195,3 +195,11 @@ def test_a_maximum_with_as_much_padding_as_taps_stays(onnxruntime_values: Refere
     graph = network((1, 4, 4, 3), "y", pool)
     split = SplitMaxPool(MaximumLimits(positions=6, extent=9, stride=2, dilation=2))
     assert rewritten(split, graph, onnxruntime_values) is graph
+
+
+def test_the_taps_of_a_second_pool_are_as_far_apart_as_the_limit(onnxruntime_values: Reference) -> None:
+    graph = network((1, 2, 12, 1), "y", node("MaxPool", "x", "y", kernel_shape=(10, 1)))
+    split = SplitMaxPool(MaximumLimits(positions=9, extent=9, stride=2, dilation=2))
+    first, second = rewritten(split, graph, onnxruntime_values).nodes
+    assert (first.integers("kernel_shape"), second.integers("kernel_shape")) == ((8, 1), (2, 1))
+    assert second.integers("dilations") == (2, 1)
