@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,12 +70,19 @@ def test_the_array_takes_one_image(layer: Node, batch: int) -> None:
     assert (support.refusal(graph, layer, Machine()) is None) is (batch == 1)
 
 
-def test_only_a_concat_of_phases_is_interleaved() -> None:
-    enlarge = node("DepthToSpace", "m", "y", blocksize=2)
-    for before, phases in ((node("Concat", "x x x x", "m", axis=1), 4), (node("Relu", "z", "m"), 0)):
-        shapes = {"x": TensorType((1, 4, 3, 3), "int8"), "z": TensorType((1, 16, 3, 3), "int8")}
-        graph = build("g", [before, enlarge], shapes, ["y"], {}, OPERATORS)
-        found = interleaved(graph, graph.nodes[-1])
-        assert len(found.inputs if found else ()) == phases
-    alone = build("g", [replace(enlarge, inputs=("z",))], shapes, ["y"], {}, OPERATORS)
-    assert interleaved(alone, alone.nodes[0]) is None
+JOINED = node("Concat", "x x x x", "m", axis=1)
+
+
+@pytest.mark.parametrize(("before", "move", "phases"), [
+    (JOINED, node("DepthToSpace", "m", "y", blocksize=2), 4), (JOINED, node("Relu", "m", "y"), 0),
+    (JOINED, node("DepthToSpace", "m", "y", blocksize=2, mode="CRD"), 0),
+    (JOINED, node("DepthToSpace", "m", "y", blocksize=1), 0),
+    (node("Concat", "z z", "m", axis=2), node("DepthToSpace", "m", "y", blocksize=2), 0),
+    (node("Relu", "z", "m"), node("DepthToSpace", "m", "y", blocksize=2), 0),
+    (node("Relu", "x", "unread"), node("DepthToSpace", "z", "y", blocksize=2), 0),
+])  # fmt: skip
+def test_only_a_concat_of_phases_is_interleaved(before: Node, move: Node, phases: int) -> None:
+    shapes = {"x": TensorType((1, 4, 3, 3), "int8"), "z": TensorType((1, 16, 3, 3), "int8")}
+    graph = build("g", [before, move], shapes, ["y"], {}, OPERATORS)
+    found = interleaved(graph, move)
+    assert len(found.inputs if found else ()) == phases
