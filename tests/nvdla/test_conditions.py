@@ -138,6 +138,16 @@ def test_activations_that_convolutions_can_take_go_before_an_enlargement(
     assert_same_meaning(graph, found)
 
 
+@pytest.mark.parametrize(("attributes", "refused"), [
+    ({"kernel_shape": (8, 8)}, False), ({"kernel_shape": (9, 1)}, True), ({"kernel_shape": (1, 9)}, True),
+    ({"kernel_shape": (2, 2), "strides": (8, 8)}, False), ({"kernel_shape": (2, 2), "strides": (9, 1)}, True),
+    ({"kernel_shape": (2, 2), "dilations": (2, 1)}, True), ({"kernel_shape": (8, 8), "pads": (7,) * 4}, False),
+])  # fmt: skip
+def test_windows_of_pools_have_fields_of_three_bits(attributes: dict[str, Any], refused: bool) -> None:
+    graph = network((1, 4, 30, 30), "y", node("MaxPool", "x", "y", **attributes))
+    assert bool(support.refusal(graph, graph.nodes[0], SMALL, "int8")) is refused
+
+
 @pytest.mark.parametrize(("shape", "axis", "refused"), [
     ((1, 4, 6, 5), 2, False), ((1, 4, 6, 5), 3, False), ((1, 4, 6, 5), 1, True), ((2, 4, 6, 5), 2, True),
     ((1, 4, 6), 2, True), ((1, 1, 4096, 1), 2, False), ((1, 1, 4097, 1), 2, True),

@@ -93,15 +93,13 @@ def convolution_fields(graph: Graph, node: Node) -> str | None:
 
 def pooling_fields(graph: Graph, node: Node) -> str | None:
     """Windows up to 8x8 without dilation, strides up to 8, padding up to 7."""
-    window = window_of(node, average_kernel(graph, node)) if not node.op.startswith("Global") else None
     kernel = average_kernel(graph, node)
     if max(kernel) > MOST_POOL:
         return f"the window is {list(kernel)}"
-    if window is not None and max(window.dilations) > 1:
+    window = window_of(node, kernel)
+    if max(window.dilations) > 1:
         return f"the dilation is {list(window.dilations)}"
-    if window is not None and (max(window.strides) > 8 or max(window.begins) > 7):
-        return f"strides {list(window.strides)}, padding {list(window.begins)}"
-    return None
+    return f"the stride is {list(window.strides)}" if max(window.strides) > MOST_STRIDE else None
 
 
 def averaging_fields(graph: Graph, node: Node) -> str | None:
