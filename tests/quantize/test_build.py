@@ -178,6 +178,20 @@ def test_saturation_does_the_work_of_a_clip() -> None:
     assert top * found.scales["a/int8"] <= 1.0 + 1e-6
 
 
+@pytest.mark.parametrize("layer", [
+    conv("x", "y", activation="Clip", min=0.0, max=2.0), conv("x", "y", activation="Clip", min=0.0, max=20.0),
+    Node("Clip", ("x",), ("y",), {"min": -2.0, "max": 20.0}, "y"),
+    Node("Clip", ("x",), ("y",), {"min": 0.0, "max": 2.0}, "y"),
+])  # fmt: skip
+def test_limits_that_given_steps_exceed_are_kept(layer: Node) -> None:
+    graph = _graph([layer])
+    nodes = integer_nodes(graph, lambda node: node.op in ARRAY_OPS)
+    x = {"x": (RANDOM.integers(-60, 61, graph.shape("x")) / 10).astype(np.float32)}
+    steps = {name: Steps(0.1, 0) for name in "xy"}
+    found = quantise(graph, nodes, histograms(graph, [x], tensors_of(nodes)), "mse", steps, tabulate=best_table)
+    np.testing.assert_allclose(run(found.graph, x)["y"], run(graph, x)["y"], rtol=0, atol=0.2)
+
+
 def test_scales_are_32_bit_floats() -> None:
     found, _ = _quantised(_graph(NETWORKS["pools"]))
     assert all(float(np.float32(scale)) == scale for scale in found.scales.values())
