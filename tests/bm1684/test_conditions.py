@@ -156,6 +156,14 @@ def test_padding_behind_a_transposed_convolution_may_exceed_its_kernel(
     assert max(each["max_abs_error"] for each in report["outputs"]) < 1e-5
 
 
+def test_batches_in_an_order_that_no_strides_describe_are_copied(tmp_path: Path) -> None:
+    need_compiler()
+    moved = node("Transpose", "x", "t", perm=(1, 0, 2, 3))
+    graph = network((2, 3, 4, 20), "y", moved, node("MatMul", "t w", "y"), w=(3, 2, 20, 9))
+    report = verified(graph, Case("bm1684", "fp32"), tmp_path)
+    assert max(each["max_abs_error"] for each in report["outputs"]) < 1e-4
+
+
 def test_integers_are_refused() -> None:
     graph: Graph = network(
         (1, 2, 4, 4), "y", node("QuantizeLinear", "x s z", "q"), node("Relu", "q", "y"), s=0.1, z=np.int8(3)
