@@ -174,8 +174,7 @@ def _taken_apart(rewriter: Rewriter, node: Node, move: Node, parts: TakenParts) 
         if len(operands) == 1 and result not in rewriter.outputs:
             rewriter.substitute(result, operands[0])
             continue
-        op = "Concat" if len(operands) > 1 else "Identity"
-        attrs = dict(move.attrs) if op == "Concat" else {}
+        op, attrs = ("Concat", dict(move.attrs)) if len(operands) > 1 else ("Identity", {})
         new.append(
             Node(op, tuple(operands), (result,), attrs, f"{node.name}/{result}", rewriter.sources(node, move))
         )

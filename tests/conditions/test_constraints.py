@@ -14,6 +14,7 @@ from npuc.conditions.constraints import (
     slope_per_channel,
     whole_windows,
 )
+from npuc.conditions.host import only_converts
 from npuc.ir import Graph
 from tests.passes.networks import network, node
 
@@ -78,3 +79,13 @@ def test_extents_may_reach_their_limits() -> None:
     assert exceeding((1, 9, 16, 32), (8, 16, 32)) == "9 channels exceed 8"
     assert exceeding((8, 17, 32), (8, 16, 32)) == "17 rows exceed 16"
     assert exceeding((33,), (8, 16, 32)) == "33 columns exceed 32"
+
+
+def test_what_only_converts_lies_before_the_array_or_behind_it() -> None:
+    conv = node("Conv", "d w", "a"), node("Conv", "t w", "c")
+    border = node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "d")
+    moves = node("Transpose", "a", "t", perm=(0, 1, 3, 2)), node("Reshape", "r", "y", shape=(4, 16))
+    nodes = (*border, conv[0], moves[0], conv[1], node("Relu", "c", "r"), moves[1])
+    graph = network(MAP, "y", *nodes, w=W, s=0.1, z=np.int8(0))
+    found = [each.output for each in graph.nodes if only_converts(graph, each, {*conv})]
+    assert found == ["q", "d", "y"]

@@ -247,6 +247,13 @@ def test_what_a_concat_joins_is_taken_apart() -> None:
     assert "Split" not in operators(found)
 
 
+def test_a_part_of_two_operands_is_their_concat() -> None:
+    conv = node("Conv", "x w", "b", activation="Relu"), node("Conv", "x v", "l"), node("Conv", "x u", "k")
+    weights = {"w": (4, 7, 1, 1), "v": (2, 7, 1, 1), "u": (1, 7, 1, 1)}
+    graph = _both(*conv, node("Concat", "b l k", "m", axis=1), **weights)
+    becomes(split_before_moves, graph, ["Conv+Relu", "Conv", "Conv", "Identity", "Concat", "Sigmoid"])
+
+
 def test_a_concat_whose_parts_are_no_whole_operands_stays() -> None:
     conv = node("Conv", "x w", "b"), node("Conv", "x v", "l")
     graph = _both(*conv, node("Concat", "b l", "m", axis=1), w=(5, 7, 1, 1), v=(2, 7, 1, 1))
