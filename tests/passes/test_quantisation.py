@@ -223,3 +223,11 @@ def test_a_concat_stays_where_a_table_gives_all_the_same_steps(steps: tuple[floa
     found = RescaleMixedConcats(IMAGES, table)(graph)
     assert len(found.nodes) - len(graph.nodes) == rescaled
     assert_same_meaning(graph, found)
+
+
+@pytest.mark.parametrize(("value", "kept"), [(0.0, 1), (1.0, 2)])
+def test_padding_with_zeros_stays_on_the_grid(value: float, kept: int) -> None:
+    pad = node("Pad", "q", "p", pads=(0, 0, 1, 1, 0, 0, 1, 1), value=value)
+    grids = node("FakeQuantize", "x", "q", **STEPS), pad, node("FakeQuantize", "p", "g", **STEPS)
+    found = recognise_quantisation(network((1, 2, 3, 3), "y", *grids, node("Abs", "g", "y")))
+    assert _ops(found).count("FakeQuantize") == kept
