@@ -35,8 +35,8 @@ CEILINGS = {
     "passes": 6_585,
     "targets/bm1684": 10_645,
     "targets/easynpu": 17_915,
-    "targets/nvdla": 20_940,
-    "tests": 66_100,
+    "targets/nvdla": 20_935,
+    "tests": 64_600,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
