@@ -297,7 +297,7 @@ def _divide(limits: AverageLimits, rewriter: Rewriter, node: Node) -> bool:
         return False
     kernel = KERNEL_SHAPE(node) or shape[2:]
     window = window_of(node, kernel)
-    if any((*window.begins, *window.ends)) or window.ceil_mode or max(window.dilations) > 1:
+    if any((*window.begins, *window.ends)) or window.ceil_mode:
         return False
     along = [axis for axis in (0, 1) if _is_indivisible(kernel[axis], limits)]
     if not along or kernel != shape[2:]:

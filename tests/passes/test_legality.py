@@ -203,3 +203,5 @@ def test_the_taps_of_a_second_pool_are_as_far_apart_as_the_limit(onnxruntime_val
     first, second = rewritten(split, graph, onnxruntime_values).nodes
     assert (first.integers("kernel_shape"), second.integers("kernel_shape")) == ((8, 1), (2, 1))
     assert second.integers("dilations") == (2, 1)
+    graph = network((1, 2, 24, 1), "y", node("MaxPool", "x", "y", kernel_shape=(10, 1), dilations=(2, 1)))
+    assert split(graph) is graph
