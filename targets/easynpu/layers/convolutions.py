@@ -101,7 +101,7 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
     shares = AVERAGE(node) and not scope.documented and _is_shared(scope, node, w, bias, shift)
     size = LANES if shares else size
     shares |= not scope.documented and len(scope.graph.readers[node.inputs[1]]) > 1
-    for chunk in bands(result.channels, size):
+    for chunk in scope.chunks(last, result.channels, size):
         kernels = slice(first + chunk.start, first + chunk.stop)
         stages = _conv_stages(scope, node, name, chunk, w[kernels], bias[kernels], shift[kernels], load.most)
         operand = None

@@ -73,7 +73,7 @@ class Range:
 
     tail: a range with the same end and a later start, whose tile ranges are reused for the nodes in both.
     in_turn, readings: `parts_of` and `readings_of`, shared by several ranges. fine: also grids of more than
-    MOST_TILES along an axis.
+    MOST_TILES along an axis. staying: groups of tensors that are in the DTCMs, beside what the machine has.
     """
 
     def __init__(
@@ -88,8 +88,10 @@ class Range:
         *,
         documented: bool = False,
         fine: bool = False,
+        staying: Mapping[str, int] | None = None,
     ) -> None:
         self.graph, self.fine = graph, fine
+        self.staying = staying or {}
         self._in_turn = in_turn or parts_of(graph, machine)
         self.nodes = tuple(nodes)
         self.machine = machine
@@ -109,11 +111,16 @@ class Range:
         """Grids whose tiles fit only in sections, if at all."""
         self.too_large: list[Grid] = []
         """Those that were tried and did not fit."""
-        self.stored = sum(whole(graph, name).words for name in self.outputs)
+        self.stored = sum(self._outside(name) for name in self.outputs)
         self.grids = self._grids(shares)
         self.fitting: dict[Grid, bool] = {}
         self.moved: dict[Grid, int | None] = {}
         """What the segments of documented words load, by grid; None if a tile cannot be computed."""
+
+    def _outside(self, name: str) -> int:
+        """Words of a tensor that do not stay in the DTCMs."""
+        window = whole(self.graph, name)
+        return window.words - window.words // groups(window.shape[0]) * self.staying.get(name, 0)
 
     def least(self, weight: float) -> float:
         """The cost of the cheapest strip, whether it fits or not. weight: cycles per word of traffic."""
@@ -283,6 +290,8 @@ class Range:
         nothing = np.zeros(sum(counts), np.int64)
         held = anchored(self.graph, self.chains.chains, ranges) if self.chains and axis == 1 else ranges
         held = {name: held.get(name, (nothing, nothing)) for name in self.tensors}
+        for name in self.staying if axis == 0 else ():
+            held[name] = tuple(np.maximum(each, LANES * self.staying[name]) for each in held[name])
         return AxisRanges.of(
             counts, unit, ranges, held, known if known is not None and known.counts == counts else None
         )
@@ -361,13 +370,13 @@ class Range:
         few = tiles <= max(FINEST_TILES, MOST_TILES**2)
         legal = tall[:, None] & wide & few & self._undivided(rows.largest, columns.largest)
         sums_up = [node for node in self.nodes if node.op == "IntConv" and not is_channelwise(self.graph, node)]
-        sections = self.chains is None and len(sums_up) == 1
+        sections = self.chains is None and len(sums_up) == 1 and not self.staying
         apart = sections and bool(self._in_turn(sums_up[0], self._behind(sums_up[0])))
         chunks = groups(map_shape(self.graph.shape(self.outputs[0]))[0])
         for parts, deepest, depth in zip(channels.counts, channels.largest, channels.total, strict=True):
             fitting = legal & _may_fit(largest * deepest, alive, capacities)
-            stream = weights + tables * (parts - 1)
             resident = tables + (weights - tables) * ceil(chunks / parts) / chunks <= self.machine.weight_words
+            stream = weights + tables * (parts - 1) * (not resident or self.chains is not None)
             again = stream * (not resident)
             if self.chains is not None:  # at least; segments are known once a tile has been arranged
                 again = max(stream - parts * self.machine.weight_words, 0)

@@ -106,12 +106,16 @@ def run_of(
     outputs: Mapping[str, MapWindow],
     *,
     documented: bool,
+    borders: tuple[int, ...] = (),
 ) -> Run:
-    """The run that computes these windows of its outputs: its jobs and the tensors that it loads and stores."""
+    """The run that computes these windows of its outputs: its jobs and the tensors that it loads and stores.
+
+    borders: channels that no job crosses.
+    """
     needed = windows_for(graph, nodes, outputs)
     windows = anchored_windows(graph, nodes, machine, needed) if documented else needed
     views = views_of(graph, nodes, windows)
-    jobs = select(Scope(graph, nodes, views, windows, machine, documented))
+    jobs = select(Scope(graph, nodes, views, windows, machine, documented, borders))
     return Run(
         tuple(_with_unused_rows(job, needed, windows) for job in jobs),
         {name: views.tensors[name] for name in inputs_of(graph, nodes)},

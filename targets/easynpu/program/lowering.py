@@ -29,7 +29,7 @@ from npuc.targets.easynpu.layers.rewrites import (
 from npuc.targets.easynpu.layers.support import HOST
 from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine import isa
-from npuc.targets.easynpu.machine.memory import Map, MapPlace, groups
+from npuc.targets.easynpu.machine.memory import LANES, Map, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.apart import TensorWindow, places, with_sums_in_bands, with_taps_apart
 from npuc.targets.easynpu.plan.documented import expect_words
@@ -49,6 +49,7 @@ from npuc.targets.easynpu.plan.placement import (
 )
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
+from npuc.targets.easynpu.plan.staying import in_place, with_staying_maps
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, without_data
@@ -220,9 +221,9 @@ def lower(
             jobs = tuple(map(without_data, full))
             steps.append(EmittedRun(replace(placement, jobs=tuple(each.placed for each in jobs)), jobs, stream))
     emitted = [step for step in steps if isinstance(step, EmittedRun)]
-    parts = [[each] for each in emitted] if documented or not emitted else arranged(emitted, machine)
+    parts = [[each] for each in emitted] if documented or not emitted else arranged(emitted, machine, streams.contents)
     runs = [*chain.from_iterable(parts)]
-    init, loads = resident([(run.stream, run.weights_at) for run in runs], machine)
+    init, loads = resident([(run.stream, run.weights_at) for run in runs], machine, streams.contents)
     made = _segments(graph, windows, runs, loads)
     if len(made) == 1:
         words, *others = made[0].images
@@ -308,6 +309,9 @@ def computed(
         if error.problems[0].code not in ("E302", "E301", *(("E204",) if documented else ())):
             raise
     best = plans(graph, nodes, machine, shares, documented=documented)
+    if not documented:
+        strips = with_staying_maps(graph, best[objective].strips, machine, shares)
+        best = {**best, objective: replace(best[objective], strips=strips)}
     return best, _tiles(graph, best[objective], machine, documented)
 
 
@@ -317,6 +321,11 @@ def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) ->
     Documented words reach a map only at a fixed address. A range may begin with the tile at the top of its map if
     the range before it has ended there; that one's results are left where they are read next.
     """
+    if not documented:
+        for strip, tiles in _in_order(graph, plan, documented):
+            for tile in tiles:
+                yield from _of_tile(graph, strip, tile, machine)
+        return
     runs = (
         run_of(graph, strip.nodes, machine, tile, documented=documented)
         for strip, tiles in _in_order(graph, plan, documented)
@@ -324,10 +333,20 @@ def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) ->
     )
     for run, following in pairwise(chain(runs, [None])):
         assert run is not None
-        if not documented or following is None or not set(run.outputs).intersection(following.inputs):
+        if following is None or not set(run.outputs).intersection(following.inputs):
             yield from placed(run, machine, documented)
         else:
             yield from implicit(run, machine, implicit(following, machine)[0].inputs)
+
+
+def _of_tile(graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine: Machine) -> Sequence[Placement]:
+    """The placed runs of a tile, beside the maps that stay."""
+    borders = tuple(sorted(LANES * end for each in strip.staying.values() for _, end, _ in each.parts))
+    run = run_of(graph, strip.nodes, machine, tile, documented=False, borders=borders)
+    if strip.free is None:
+        return placed(run, machine, documented=False)
+    rest = replace(machine, fmap_words=strip.free[0], skip_words=strip.free[1])
+    return _explicit_segments(in_place(run, strip.staying), rest)
 
 
 def _in_order(
