@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -25,6 +26,7 @@ from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job, Scope, Stage, 
 from npuc.targets.easynpu.layers.kernels import (
     columns_of_channels,
     geometry,
+    kernel_bands,
     kernel_with_columns_of_channels,
     split_kernel,
     window_word,
@@ -98,9 +100,9 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
     size = load.outputs if load.most is not None or scope.documented else min(load.outputs, _half(scope, w))
     if BLOCKS(node) > 1 and not scope.documented:
         size = block_chunk(w[first : first + result.channels], size, prod(scope.size(node)))
-    shares = AVERAGE(node) and not scope.documented and _is_shared(scope, node, w, bias, shift)
-    size = LANES if shares else size
-    shares |= not scope.documented and len(scope.graph.readers[node.inputs[1]]) > 1
+    if AVERAGE(node) and not scope.documented and _is_shared(scope, node, w, bias, shift):
+        size = LANES
+    shares = not scope.documented and (AVERAGE(node) or len(scope.graph.readers[node.inputs[1]]) > 1)
     for chunk in scope.chunks(last, result.channels, size):
         kernels = slice(first + chunk.start, first + chunk.stop)
         stages = _conv_stages(scope, node, name, chunk, w[kernels], bias[kernels], shift[kernels], load.most)
@@ -129,8 +131,36 @@ def _half(scope: Scope, w: Array) -> int:
     return max(half // (BS_WORDS + prod(w.shape[1:])), 1) * LANES
 
 
+def with_alike_taps(graph: Graph, machine: Machine) -> Graph:
+    """The integer graph in which averages of several words have the same taps in most, which stream one block.
+
+    The taps have the same sum as before, and still differ by at most 1.
+    """
+    constants: dict[str, Array] = {}
+    for node in graph.nodes:
+        if node.op != "IntConv" or not AVERAGE(node):
+            continue
+        w = graph.constants[node.inputs[1]].astype(np.int64)
+        word, parts = _parts(graph, node, machine)
+        if len(parts) == 1 or (w != w[:1]).any():
+            continue
+        bands = [*product(*kernel_bands(word, machine))]
+        (least, more), sizes = divmod(int(w[0].sum()), w[0].size), [w[0, 0][band].size for band in bands]
+        larger = [more * size // w[0].size for size in sizes]
+        rest = more - sum(larger)
+        if sizes[-1] < sizes[0] and larger[-1] + rest <= sizes[-1]:
+            larger[-1] += rest
+        else:
+            larger[:rest] = [each + 1 for each in larger[:rest]]
+        for band, size, count in zip(bands, sizes, larger, strict=True):
+            taps = least + np.diff(np.arange(size + 1) * count // size)
+            w[:, 0, *band] = taps.reshape(w[0, 0][band].shape)
+        constants[node.inputs[1]] = w.astype(np.int8)
+    return replace(graph, constants={**graph.constants, **constants}) if constants else graph
+
+
 def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) -> bool:
-    """Whether a global average is computed 16 channels at a time, so that all chunks share one weight block.
+    """Whether a global average is computed 16 channels at a time, so that all chunks share the weight block.
 
     This costs instruction words (at most a layer word with `ctl`, `src` and `dst` per 16 channels and part) and
     cycles (of these words, and where two psums would hide a bubble), but saves the host from loading the other
@@ -141,9 +171,9 @@ def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) ->
     if not alike or count == 1 or scope.size(node) != (1, 1):
         return False
     _, parts = _parts(scope.graph, node, scope.machine)
-    taps = prod(w.shape[1:])
-    saved = (len(parts) * (BS_WORDS - 3) + taps - 1) * LANES / scope.machine.host_bytes_per_cycle
-    return saved > taps + len(parts) * WORD_CYCLES
+    most = max(part.Hk * part.Wk for part in parts)  # all parts stream the words of the largest
+    saved = (BS_WORDS + most - 1 - 3 * len(parts)) * LANES / scope.machine.host_bytes_per_cycle
+    return saved > prod(w.shape[1:]) + len(parts) * WORD_CYCLES
 
 
 @frozen

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mix_precision, nodes_without
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_network, best_weights, teaches
 from npuc.quantize.network.build import quantiser
+from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps, only_of_inputs
 from npuc.quantize.scales.results import calibrate, node_histograms
@@ -36,6 +38,7 @@ from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.easynpu.flags import DOCUMENTED, ISA
 from npuc.targets.easynpu.layers import support
+from npuc.targets.easynpu.layers.convolutions import with_alike_taps
 from npuc.targets.easynpu.layers.kernels import IMAGES
 from npuc.targets.easynpu.layers.rewrites import pads_cheaply
 from npuc.targets.easynpu.layers.tables import best_table
@@ -206,7 +209,11 @@ def network(
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors_of(integer(graph, machine))}, {}
     power_of_two = machine.scales == POWER_OF_TWO
-    make = quantiser(best_table, power_of_two=power_of_two, factors=factors)
+    quantised = quantiser(best_table, power_of_two=power_of_two, factors=factors)
+
+    def make(*given: Any, **named: Any) -> Quantised:
+        found = quantised(*given, **named)
+        return found if documented else replace(found, graph=with_alike_taps(found.graph, machine))
 
     def drawn(host: Host) -> TrialNetwork:
         chosen = nodes_without(integer(graph, machine), host)
