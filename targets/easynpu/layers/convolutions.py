@@ -291,7 +291,7 @@ def _conv_stages(
     m = columns_of_channels(word, scope.machine) if scope.documented and dense else 1
     if m > 1:
         word, w = with_columns_of_channels(word, m), kernel_with_columns_of_channels(w, m)
-    runs = [slice(0, w.shape[1])]
+    runs = bands(w.shape[1], scope.most_read if dense and most is None and m == 1 else w.shape[1])
     if dense and BLOCKS(node) > 1 and not scope.documented:
         runs = used_runs(w, prod(scope.size(node)))
     parts = [

@@ -99,7 +99,9 @@ class Scope:
     documented: bool
     """Use only words that the document defines."""
     borders: tuple[int, ...] = ()
-    """Channels that no job reads or writes across: maps lie in parts there."""
+    """Channels that no job writes across: maps lie in parts there."""
+    most_read: int = FIELD_CHANNELS
+    """Channels that a dense word reads."""
 
     def size(self, node: Node) -> tuple[int, int]:
         """Rows and columns of a node's result that are computed."""
@@ -109,7 +111,11 @@ class Scope:
         """The channels of a node's result, up to an extent, by jobs of at most so many."""
         first = self.windows[node.output].channels[0]
         ends = [0, *(each - first for each in self.borders if 0 < each - first < extent), extent]
-        return [slice(low + each.start, low + each.stop) for low, end in pairwise(ends) for each in bands(end - low, most)]
+        return [
+            slice(low + each.start, low + each.stop)
+            for low, end in pairwise(ends)
+            for each in bands(end - low, most)
+        ]
 
     def start(self, node: Node, chunk: slice) -> tuple[int, int, int]:
         """The first channel, row and column of a chunk of a node's result."""

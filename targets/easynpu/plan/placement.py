@@ -333,18 +333,19 @@ class WeightStreamBuilder:
         return None
 
 
-def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[Job]]:
+def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool, alone: Sequence[bool] = ()) -> list[list[Job]]:
     """The jobs in segments whose words fit the ITCM and whose weight blocks fit the weight DTCM.
 
-    extended: count extension words. Raises DoesNotFit (E302) for a single job that exceeds either memory.
+    extended: count extension words. alone: the jobs that are a segment each. Raises DoesNotFit (E302) for a single job that exceeds either memory.
     """
     runs: list[list[Job]] = [[]]
     stream, words = WeightStreamBuilder(), 0
-    for job in jobs:
+    for at, job in enumerate(jobs):
         longer = stream.copy()
         placed = longer.with_addresses(job)
         more = instruction_words(placed, extended=extended)
-        if words + more > machine.itcm_words or longer.words > machine.weight_words:
+        apart = any(alone[max(at - 1, 0) : at + 1])
+        if words + more > machine.itcm_words or longer.words > machine.weight_words or apart:
             if runs[-1]:
                 runs.append([])
             longer, words = WeightStreamBuilder(), 0

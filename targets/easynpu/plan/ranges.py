@@ -46,7 +46,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import Chains, Readings, TileRun, readings_of
 from npuc.targets.easynpu.plan.grids import AxisRanges, Grid, JobShare, Strip, cuts, together
 from npuc.targets.easynpu.plan.placement import Streams, around, placeable, shared
-from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
+from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of
 from npuc.targets.easynpu.plan.sections import in_sections
 
 FINEST_TILES = 8192
@@ -202,8 +202,7 @@ class Range:
         try:
             for windows in tiles:
                 wanted = {name: windows[name] for name in self.outputs}
-                run = run_of(self.graph, self.nodes, self.machine, wanted, documented=False)
-                in_sections(run, self.machine)
+                in_sections(self.graph, self.nodes, self.machine, wanted)
         except DoesNotFit:
             self.too_large.append(grid)
             return False
@@ -394,16 +393,13 @@ class Range:
     def _in_sections(self, words: Array, alive: Array) -> Array:
         """The grids for which a placement in sections is not ruled out; words: (..., tensors).
 
-        Results that nothing reads leave the memory; pointwise functions write over their operands.
+        Only what a layer sums over is there with all its channels: results that nothing reads leave the memory, and
+        what layers read channel by channel is computed or loaded so.
         """
         held = alive.copy()
         for at, name in enumerate(self.tensors):
-            if name in self.outputs and not any(name in node.inputs for node in self.nodes):
-                held[:, at] = 0
-        for step, node in enumerate(self.nodes):
-            if node.op in POINTWISE or node.op == "IntMul" or is_batch_norm(self.graph, node):
-                at = self.tensors.index(node.inputs[0])
-                held[step, at] &= held[step + 1 :, at].any()
+            readers = (node for node in self.nodes if name in node.inputs)
+            held[:, at] &= any(not is_channelwise(self.graph, node) for node in readers)
         return (words @ held.T).max(axis=-1) <= self.machine.fmap_words + self.machine.skip_words
 
 

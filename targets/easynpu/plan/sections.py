@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.host.allocation import Buffer, allocate, fits, lower_bound, peak
-from npuc.targets.easynpu.layers.jobs import Job
+from npuc.ir import Graph, Node
+from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job
+from npuc.targets.easynpu.layers.nodes import map_shape
 from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.memory import LANES, MapPlace, groups, low_end
@@ -30,6 +33,7 @@ from npuc.targets.easynpu.plan.placement import (
     pieces,
     replaceable_by,
 )
+from npuc.targets.easynpu.plan.regions import run_of
 
 
 @frozen
@@ -158,12 +162,61 @@ class _Sections:
         return list(found.values())
 
 
-def in_sections(run: Run, machine: Machine) -> list[Placement]:
-    """The segments of a run, with their places, loads and stores.
+NARROW = 2
+"""Groups of 16 channels that a job computes where sections must be small."""
+HALF = FIELD_CHANNELS // 2
 
-    Raises DoesNotFit (E302) where the sections alive together exceed both memories.
+
+def in_sections(
+    graph: Graph, nodes: Sequence[Node], machine: Machine, outputs: Mapping[str, MapWindow]
+) -> list[Placement]:
+    """The segments of the run that computes these windows, with their places, loads and stores.
+
+    If sections of the channels that jobs use as they are do not fit, jobs of few channels run as soon as what they
+    read is there, and only their maps are loaded with them. Raises DoesNotFit (E302) where the sections alive
+    together exceed both memories even then.
     """
-    segments = cut([piece for job in run.jobs for piece in pieces(job, machine)], machine, extended=True)
+    run = run_of(graph, nodes, machine, outputs, documented=False)
+    try:
+        return _placed(
+            run,
+            cut([piece for job in run.jobs for piece in pieces(job, machine)], machine, extended=True),
+            machine,
+        )
+    except DoesNotFit:
+        most = max(map_shape(graph.shape(name))[0] for node in nodes for name in node.outputs)
+        borders = tuple(range(NARROW * LANES, most, NARROW * LANES))
+        run = run_of(graph, nodes, machine, outputs, documented=False, borders=borders, most_read=HALF)
+    jobs = [piece for job in _soonest(run.jobs) for piece in pieces(job, machine)]
+    crossing = {view.buffer for view in (*run.inputs.values(), *run.outputs.values())}
+    alone = [any(view.buffer in crossing for view in (*job.reads, *job.writes)) for job in jobs]
+    return _placed(run, cut(jobs, machine, extended=True, alone=alone), machine)
+
+
+def _soonest(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs in an order in which each follows what it reads as soon as it can."""
+    depths = {node: at for at, node in enumerate(dict.fromkeys(job.stages[-1].node for job in jobs))}
+    waits = [{before for before in range(at) if _meet(jobs[before], job)} for at, job in enumerate(jobs)]
+    found, left = list[Job](), dict.fromkeys(range(len(jobs)))
+    while left:
+        ready = (at for at in left if waits[at].isdisjoint(left))
+        at = max(ready, key=lambda at: (depths[jobs[at].stages[-1].node], -jobs[at].start[0], -at))
+        found.append(jobs[at])
+        del left[at]
+    return found
+
+
+def _meet(before: Job, job: Job) -> bool:
+    """Whether a job uses channels of a buffer that an earlier one writes, or writes some that it reads."""
+    pairs = [*product(before.writes, (*job.reads, *job.writes)), *product(before.reads, job.writes)]
+    return any(
+        one.buffer == other.buffer and _span(one)[0] < _span(other)[1] and _span(other)[0] < _span(one)[1]
+        for one, other in pairs
+    )
+
+
+def _placed(run: Run, segments: Sequence[Sequence[Job]], machine: Machine) -> list[Placement]:
+    """The segments with their places. Raises DoesNotFit (E302) where the sections exceed both memories."""
     sections = _Sections(run, segments)
     if any(job.kept is not None for job in sections.jobs):
         raise DoesNotFit("E302", "copies are not placed in sections")

@@ -23,7 +23,7 @@ from npuc.targets.easynpu.plan.placement import Run
 from npuc.targets.easynpu.plan.ranges import Range
 from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
 
-SHARES = (8,7,6,5,4,2)
+SHARES = (8, 7, 6, 5, 4, 2)
 """Quarters of a map that may stay."""
 GAIN = 0.001
 """The part of all cycles that a map must save."""
@@ -84,7 +84,9 @@ def in_place(run: Run, staying: Mapping[str, StayingMap]) -> Run:
         for job in run.jobs
     )
     views = replace(run.views, buffers=buffers)
-    return replace(run, jobs=jobs, inputs=inputs, outputs=outputs, views=views, windows=windows, stored=stored, fixed=fixed)
+    return replace(
+        run, jobs=jobs, inputs=inputs, outputs=outputs, views=views, windows=windows, stored=stored, fixed=fixed
+    )
 
 
 def _outside(view: MapView, window: MapWindow, first: int) -> MapView | None:
@@ -112,7 +114,9 @@ class _Candidate:
 
 
 class _Staying:
-    def __init__(self, graph: Graph, strips: list[Strip], machine: Machine, shares: Mapping[str, JobShare]) -> None:
+    def __init__(
+        self, graph: Graph, strips: list[Strip], machine: Machine, shares: Mapping[str, JobShare]
+    ) -> None:
         self.graph, self.strips, self.machine = graph, strips, machine
         self.weight = machine.word_bytes / machine.host_bytes_per_cycle
         self.worth = GAIN * sum(each.cost(self.weight) for each in strips)
@@ -139,14 +143,23 @@ class _Staying:
             if any(_is_view(self.graph, each) for each in readers) or (made and _is_view(self.graph, made)):
                 continue
             words = whole(self.graph, name).words
-            loads = {each: words * self._loads(name, each) for each in sorted({at[each] for each in readers if each in at})}
+            loads = {
+                each: words * self._loads(name, each)
+                for each in sorted({at[each] for each in readers if each in at})
+            }
             inside = made in at and name not in self.graph.outputs and all(each in at for each in readers)
             if inside and made is not None:
                 first = at[made]
                 yield _Candidate(name, first, max(loads), words + sum(loads.values()) - loads.get(first, 0), False)
             for first in loads if made not in at or at[made] not in loads else ():
                 for last in {first, max(loads)}:
-                    yield _Candidate(name, first, last, sum(loads[each] for each in loads if first <= each <= last) - words, True)
+                    yield _Candidate(
+                        name,
+                        first,
+                        last,
+                        sum(loads[each] for each in loads if first <= each <= last) - words,
+                        True,
+                    )
 
     def _loads(self, name: str, at: int) -> int:
         """How often a strip loads a map."""
@@ -172,7 +185,9 @@ class _Staying:
         depth, width = groups(window.shape[0]), window.shape[2]
         words = window.words // depth
         room = self._free(range(candidate.first, candidate.last + 1))
-        together = candidate.loaded or any(not is_channelwise(self.graph, each) for each in self.graph.readers[candidate.tensor])
+        together = candidate.loaded or any(
+            not is_channelwise(self.graph, each) for each in self.graph.readers[candidate.tensor]
+        )
         for count in dict.fromkeys(depth * quarters // 8 for quarters in SHARES):
             skip = min(count, room[1] // words)
             fmap = count - skip
@@ -202,7 +217,9 @@ class _Staying:
             room = free["fmap"], free["skip"]
             strip = self.best(at, room, tuple((name, each.end) for name, each in staying.items()))
             if strip is not None and candidate.loaded and at == span[0]:
-                strip = replace(strip, traffic_words=strip.traffic_words + whole(self.graph, candidate.tensor).words)
+                strip = replace(
+                    strip, traffic_words=strip.traffic_words + whole(self.graph, candidate.tensor).words
+                )
             if strip is None or (limit := limit - strip.cost(self.weight)) <= 0:
                 return []
             found.append(replace(strip, free=room, staying=staying))

@@ -221,7 +221,9 @@ def lower(
             jobs = tuple(map(without_data, full))
             steps.append(EmittedRun(replace(placement, jobs=tuple(each.placed for each in jobs)), jobs, stream))
     emitted = [step for step in steps if isinstance(step, EmittedRun)]
-    parts = [[each] for each in emitted] if documented or not emitted else arranged(emitted, machine, streams.contents)
+    parts = (
+        [[each] for each in emitted] if documented or not emitted else arranged(emitted, machine, streams.contents)
+    )
     runs = [*chain.from_iterable(parts)]
     init, loads = resident([(run.stream, run.weights_at) for run in runs], machine, streams.contents)
     made = _segments(graph, windows, runs, loads)
@@ -343,10 +345,17 @@ def _of_tile(graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine:
     """The placed runs of a tile, beside the maps that stay."""
     borders = tuple(sorted(LANES * end for each in strip.staying.values() for _, end, _ in each.parts))
     run = run_of(graph, strip.nodes, machine, tile, documented=False, borders=borders)
-    if strip.free is None:
-        return placed(run, machine, documented=False)
-    rest = replace(machine, fmap_words=strip.free[0], skip_words=strip.free[1])
-    return _explicit_segments(in_place(run, strip.staying), rest)
+    fmap, skip = strip.free or (machine.fmap_words, machine.skip_words)
+    rest = replace(machine, fmap_words=fmap, skip_words=skip)
+    try:
+        return (
+            _explicit_segments(in_place(run, strip.staying), rest) if strip.free else placed(run, machine, False)
+        )
+    except DoesNotFit as error:
+        try:
+            return in_sections(graph, strip.nodes, rest, tile)
+        except DoesNotFit:
+            raise error from None
 
 
 def _in_order(
@@ -382,17 +391,6 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
 
 
 def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
-    """The run placed as a whole, then cut; if its maps do not fit, cut first and placed in sections."""
-    try:
-        return _placed_whole(run, machine)
-    except DoesNotFit as error:
-        try:
-            return in_sections(run, machine)
-        except DoesNotFit:
-            raise error from None
-
-
-def _placed_whole(run: Run, machine: Machine) -> list[Placement]:
     """The run placed as a whole, then cut; maps stay in the DTCMs from segment to segment."""
     placement = explicit(run, machine)
     placed = [piece for each in placement.jobs for piece in _in_pieces(each, machine)]

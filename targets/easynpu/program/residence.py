@@ -147,7 +147,9 @@ def arranged(runs: Sequence[EmittedRun], machine: Machine, contents: Array) -> l
         flat = [each for part in parts for each in part]
         bases = iter(places_of_streams([each.stream for each in flat], machine))
         placed = [[replace(each, weights_at=next(bases)) for each in part] for part in parts]
-        _, loads = resident([(each.stream, each.weights_at) for part in placed for each in part], machine, contents)
+        _, loads = resident(
+            [(each.stream, each.weights_at) for part in placed for each in part], machine, contents
+        )
         cost = sum(each.words for load in loads for each in load) + WORTH * len(flat)
         if best is None or cost < best[0]:
             best = cost, placed
