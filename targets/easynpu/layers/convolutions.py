@@ -154,7 +154,7 @@ def with_alike_taps(graph: Graph, machine: Machine) -> Graph:
             larger[:rest] = [each + 1 for each in larger[:rest]]
         for band, size, count in zip(bands, sizes, larger, strict=True):
             taps = least + np.diff(np.arange(size + 1) * count // size)
-            w[:, 0, *band] = taps.reshape(w[0, 0][band].shape)
+            w[:, 0][:, band[0], band[1]] = taps.reshape(w[0, 0][band].shape)
         constants[node.inputs[1]] = w.astype(np.int8)
     return replace(graph, constants={**graph.constants, **constants}) if constants else graph
 

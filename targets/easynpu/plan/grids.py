@@ -55,6 +55,15 @@ def cuts(extent: int, tiles: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
+RARELY = 1e-6
+"""The weight of cycles of computation where traffic is minimised: they break ties."""
+
+
+def weights(machine: Machine) -> dict[str, float]:
+    """Cycles that a word of traffic costs, by objective."""
+    return {"time": machine.word_bytes / machine.host_bytes_per_cycle, "traffic": 1 / RARELY}
+
+
 @frozen
 class StayingMap:
     """A map whose first channels stay in the DTCMs from the first strip that uses it to the last one."""

@@ -336,7 +336,8 @@ class WeightStreamBuilder:
 def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool, alone: Sequence[bool] = ()) -> list[list[Job]]:
     """The jobs in segments whose words fit the ITCM and whose weight blocks fit the weight DTCM.
 
-    extended: count extension words. alone: the jobs that are a segment each. Raises DoesNotFit (E302) for a single job that exceeds either memory.
+    extended: count extension words. alone: the jobs that are a segment each. Raises DoesNotFit (E302) for a single
+    job that exceeds either memory.
     """
     runs: list[list[Job]] = [[]]
     stream, words = WeightStreamBuilder(), 0

@@ -393,8 +393,8 @@ class Range:
     def _in_sections(self, words: Array, alive: Array) -> Array:
         """The grids for which a placement in sections is not ruled out; words: (..., tensors).
 
-        Only what a layer sums over is there with all its channels: results that nothing reads leave the memory, and
-        what layers read channel by channel is computed or loaded so.
+        Only what a layer sums over is there with all its channels: results that nothing reads leave the memory,
+        and what layers read channel by channel is computed or loaded so.
         """
         held = alive.copy()
         for at, name in enumerate(self.tensors):

@@ -18,7 +18,7 @@ from npuc.targets.easynpu.layers.views import MapView, surrounds
 from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, whole
 from npuc.targets.easynpu.machine.memory import LANES, MapPlace, groups, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.grids import JobShare, StayingMap, Strip
+from npuc.targets.easynpu.plan.grids import JobShare, StayingMap, Strip, weights
 from npuc.targets.easynpu.plan.placement import Run
 from npuc.targets.easynpu.plan.ranges import Range
 from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
@@ -32,7 +32,7 @@ GAIN = 0.001
 def in_place(run: Run, staying: Mapping[str, StayingMap]) -> Run:
     """The run with what stays of its maps where it lies, which is neither loaded nor stored.
 
-    Raises DoesNotFit (E302) where a job reads or writes across the border of a part, or a map is a part of another.
+    Raises DoesNotFit (E302) where a job uses channels on both sides of a border, or a map is a part of another.
     """
     mine = {name: each for name, each in staying.items() if name in run.views.tensors}
     fixed = {f"{name}/{first}": place for name, each in mine.items() for first, _, place in each.parts}
@@ -96,10 +96,10 @@ def _outside(view: MapView, window: MapWindow, first: int) -> MapView | None:
 
 
 def with_staying_maps(
-    graph: Graph, strips: Sequence[Strip], machine: Machine, shares: Mapping[str, JobShare]
+    graph: Graph, strips: Sequence[Strip], machine: Machine, shares: Mapping[str, JobShare], objective: str
 ) -> tuple[Strip, ...]:
-    """The strips with maps that stay where this takes fewer cycles; those that would be moved most come first."""
-    return _Staying(graph, list(strips), machine, shares).result()
+    """The strips with maps that stay where this costs less; those that would be moved most come first."""
+    return _Staying(graph, list(strips), machine, shares, weights(machine)[objective]).result()
 
 
 @frozen
@@ -115,10 +115,9 @@ class _Candidate:
 
 class _Staying:
     def __init__(
-        self, graph: Graph, strips: list[Strip], machine: Machine, shares: Mapping[str, JobShare]
+        self, graph: Graph, strips: list[Strip], machine: Machine, shares: Mapping[str, JobShare], weight: float
     ) -> None:
-        self.graph, self.strips, self.machine = graph, strips, machine
-        self.weight = machine.word_bytes / machine.host_bytes_per_cycle
+        self.graph, self.strips, self.machine, self.weight = graph, strips, machine, weight
         self.worth = GAIN * sum(each.cost(self.weight) for each in strips)
         self.users = [{*inputs_of(graph, each.nodes), *outputs_of(graph, each.nodes)} for each in strips]
 
@@ -191,7 +190,7 @@ class _Staying:
         for count in dict.fromkeys(depth * quarters // 8 for quarters in SHARES):
             skip = min(count, room[1] // words)
             fmap = count - skip
-            if not count or fmap * words > room[0] or (together and (skip and fmap or count < depth)):
+            if not count or fmap * words > room[0] or (together and ((skip and fmap) or count < depth)):
                 continue
             parts: list[tuple[int, int, MapPlace]] = []
             for first, end, memory, free in ((0, skip, "skip", room[1]), (skip, count, "fmap", room[0])):

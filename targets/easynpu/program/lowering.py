@@ -312,8 +312,10 @@ def computed(
             raise
     best = plans(graph, nodes, machine, shares, documented=documented)
     if not documented:
-        strips = with_staying_maps(graph, best[objective].strips, machine, shares)
-        best = {**best, objective: replace(best[objective], strips=strips)}
+        best = {
+            name: replace(plan, strips=with_staying_maps(graph, plan.strips, machine, shares, name))
+            for name, plan in best.items()
+        }
     return best, _tiles(graph, best[objective], machine, documented)
 
 

@@ -31,6 +31,8 @@ WORTH = 4
 """Words of the shortest stream for which a segment, or a word that sets its address, is worth while."""
 NONE = -2
 """In place of a word of the image; two less than the first one, as words that follow one another differ by 1."""
+SHORT = 7
+"""Words of the shortest part of a stream that is not loaded because others like it are there: a table's."""
 MOST_ROOMS = 16
 """The most divisions of runs that are compared."""
 
@@ -187,7 +189,7 @@ def resident(
 
     def load(stream: Stream, base: int) -> tuple[ImageLoad, ...]:
         here, there = slice(base, base + stream[1]), slice(stream[0], sum(stream))
-        others = holds[here] != contents[there]
+        others = _without_gaps(holds[here] != contents[there])
         held[here], holds[here] = np.where(others, image[there], held[here]), contents[there]
         return tuple(_loads(np.where(others, image[there], NONE), base)) if others.any() else ()
 
@@ -204,6 +206,15 @@ def resident(
         here = slice(base, base + stream[1])
         used[here] |= ~loaded[here]
     return tuple(_loads(np.where(used, before, NONE), 0)), found
+
+
+def _without_gaps(wanted: Array) -> Array:
+    """The words to load, with those between them that are too few for a transfer to end and another to begin."""
+    edges = np.flatnonzero(np.diff(wanted, prepend=True, append=True))
+    found = wanted.copy()
+    for first, end in zip(edges[::2], edges[1::2], strict=True):
+        found[first:end] = end - first < SHORT
+    return found
 
 
 def _loads(wanted: Array, base: int) -> Iterator[ImageLoad]:
