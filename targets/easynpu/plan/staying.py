@@ -18,15 +18,25 @@ from npuc.targets.easynpu.layers.views import MapView, surrounds
 from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, whole
 from npuc.targets.easynpu.machine.memory import LANES, MapPlace, groups, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.grids import JobShare, StayingMap, Strip, weights
-from npuc.targets.easynpu.plan.placement import Run
+from npuc.targets.easynpu.plan.grids import JobShare, StayingMap, Strip, tiles_of, weights
+from npuc.targets.easynpu.plan.placement import Run, explicit
 from npuc.targets.easynpu.plan.ranges import Range
-from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
+from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of, run_of
 
 SHARES = (8, 7, 6, 5, 4, 2)
 """Quarters of a map that may stay."""
 GAIN = 0.001
 """The part of all cycles that a map must save."""
+
+
+def beside(graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine: Machine) -> tuple[Run, Machine]:
+    """The run of a tile with the maps that stay, and the machine without their part of the DTCMs."""
+    borders = tuple(sorted(LANES * end for each in strip.staying.values() for _, end, _ in each.parts))
+    run = run_of(graph, strip.nodes, machine, tile, documented=False, borders=borders)
+    if strip.free is None:
+        return run, machine
+    fmap, skip = strip.free
+    return in_place(run, strip.staying), replace(machine, fmap_words=fmap, skip_words=skip)
 
 
 def in_place(run: Run, staying: Mapping[str, StayingMap]) -> Run:
@@ -129,11 +139,23 @@ class _Staying:
         self.best = best
 
     def result(self) -> tuple[Strip, ...]:
+        given = tuple(self.strips)
         for each in sorted(self._candidates(), key=lambda each: -each.moved):
             held = any(each.tensor in self.strips[at].staying for at in range(each.first, each.last + 1))
             if each.moved * self.weight > self.worth and not held:
                 self._keep(each)
-        return tuple(self.strips)
+        return tuple(self.strips) if all(map(self._can_be_placed, self.strips)) else given
+
+    def _can_be_placed(self, strip: Strip) -> bool:
+        """Whether no job crosses a border in any tile, and all has room; one tile of all channels is tried."""
+        tiles = tiles_of(self.graph, strip.nodes, strip.grid) if strip.staying else []
+        kinds = {tuple(window.channels for window in tile.values()): tile for tile in tiles}
+        try:
+            for tile in kinds.values():
+                explicit(*beside(self.graph, strip, tile, self.machine))
+        except DoesNotFit:
+            return False
+        return True
 
     def _candidates(self) -> Iterator[_Candidate]:
         at = {node: number for number, strip in enumerate(self.strips) for node in strip.nodes}

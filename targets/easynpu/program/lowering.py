@@ -29,7 +29,7 @@ from npuc.targets.easynpu.layers.rewrites import (
 from npuc.targets.easynpu.layers.support import HOST
 from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine import isa
-from npuc.targets.easynpu.machine.memory import LANES, Map, MapPlace, groups
+from npuc.targets.easynpu.machine.memory import Map, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.apart import TensorWindow, places, with_sums_in_bands, with_taps_apart
 from npuc.targets.easynpu.plan.documented import expect_words
@@ -49,7 +49,7 @@ from npuc.targets.easynpu.plan.placement import (
 )
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
-from npuc.targets.easynpu.plan.staying import in_place, with_staying_maps
+from npuc.targets.easynpu.plan.staying import beside, with_staying_maps
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, without_data
@@ -345,19 +345,13 @@ def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) ->
 
 def _of_tile(graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine: Machine) -> Sequence[Placement]:
     """The placed runs of a tile, beside the maps that stay."""
-    borders = tuple(sorted(LANES * end for each in strip.staying.values() for _, end, _ in each.parts))
-    run = run_of(graph, strip.nodes, machine, tile, documented=False, borders=borders)
-    fmap, skip = strip.free or (machine.fmap_words, machine.skip_words)
-    rest = replace(machine, fmap_words=fmap, skip_words=skip)
+    run, rest = beside(graph, strip, tile, machine)
     try:
-        return (
-            _explicit_segments(in_place(run, strip.staying), rest) if strip.free else placed(run, machine, False)
-        )
-    except DoesNotFit as error:
-        try:
-            return in_sections(graph, strip.nodes, rest, tile)
-        except DoesNotFit:
-            raise error from None
+        return _explicit_segments(run, rest) if strip.free else placed(run, machine, documented=False)
+    except DoesNotFit:
+        if strip.staying:
+            raise
+    return in_sections(graph, strip.nodes, rest, tile)
 
 
 def _in_order(

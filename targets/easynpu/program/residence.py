@@ -31,8 +31,6 @@ WORTH = 4
 """Words of the shortest stream for which a segment, or a word that sets its address, is worth while."""
 NONE = -2
 """In place of a word of the image; two less than the first one, as words that follow one another differ by 1."""
-SHORT = 7
-"""Words of the shortest part of a stream that is not loaded because others like it are there: a table's."""
 MOST_ROOMS = 16
 """The most divisions of runs that are compared."""
 
@@ -213,7 +211,7 @@ def _without_gaps(wanted: Array) -> Array:
     edges = np.flatnonzero(np.diff(wanted, prepend=True, append=True))
     found = wanted.copy()
     for first, end in zip(edges[::2], edges[1::2], strict=True):
-        found[first:end] = end - first < SHORT
+        found[first:end] = end - first < WORTH
     return found
 
 
