@@ -149,12 +149,12 @@ def test_the_first_words_of_the_image_stay_behind_the_room_of_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alike", "loaded"), [(0, [(0, 90, 10)]), (3, [(0, 90, 10)]), (4, [(0, 90, 3), (7, 97, 3)])]
+    ("alike", "loaded"), [(0, [(0, 90, 10)]), (5, [(0, 90, 10)]), (6, [(0, 90, 3), (9, 99, 1)])]
 )
 def test_words_that_another_stream_left_at_their_place_are_not_loaded(
     alike: int, loaded: list[tuple[int, int, int]]
 ) -> None:
-    """Three words are too few for a transfer to end and another to begin: 10 words of which some are as before."""
+    """Five words are too few for a transfer to end and another to begin: 10 words of which some are as before."""
     contents = np.arange(100)
     contents[93 : 93 + alike] = contents[3 : 3 + alike]
     _, (_, loads) = resident([((0, 90), 0), ((90, 10), 0)], WEIGHTS, contents)

@@ -2,8 +2,7 @@
 
 No job reads or writes across a section border: a section is the 256 channels of the map that a convolution reads,
 or the channels that one of its jobs writes. Each is placed where there is room, in either DTCM. It is loaded with
-the segment that first reads it and stored with the one that last writes it; a pointwise function writes over its
-operand.
+the segment that first reads it and stored with the one that last writes it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from npuc.targets.easynpu.plan.placement import (
     assign,
     cut,
     pieces,
-    replaceable_by,
 )
 from npuc.targets.easynpu.plan.regions import run_of
 
@@ -65,8 +63,6 @@ class _Sections:
     segments: Sequence[Sequence[Job]]
     found: dict[str, list[Section]] = field(default_factory=dict[str, list[Section]])
     lives: dict[Section, Life] = field(default_factory=dict[Section, Life])
-    takes_over: dict[Section, Section] = field(default_factory=dict[Section, Section])
-    """The result's section to the operand's section whose place it takes (pointwise functions)."""
 
     def __post_init__(self) -> None:
         self.jobs = [job for jobs in self.segments for job in jobs]
@@ -77,8 +73,6 @@ class _Sections:
                 touched.setdefault(view.buffer, []).append(_span(view))
         self.found = {buffer: list(_joined(buffer, spans)) for buffer, spans in touched.items()}
         self._live()
-        for at, job in enumerate(self.jobs):
-            self._take_over(at, job)
 
     def of(self, view: MapView) -> Section:
         """The section that contains a view of a job."""
@@ -116,50 +110,21 @@ class _Sections:
             for section, _, _ in self.crossing(view, self.run.stored[name]):
                 self.lives[section].stored = True
 
-    def _take_over(self, at: int, job: Job) -> None:
-        if len(job.sources) != 1 or job.sources[0] not in replaceable_by(job):
-            return
-        source, result = self.of(job.sources[0]), self.of(job.result)
-        before, after = self.lives[source], self.lives[result]
-        alike = self._fills(job.sources[0], source) and self._fills(job.result, result)
-        alike &= self._shape(source) == self._shape(result)
-        free = before.last == at and not before.stored and after.first == at and not after.loaded
-        if alike and free and all(self.of(each) != source for each in job.reads[1:]):
-            self.takes_over[result] = source
-
-    def _fills(self, view: MapView, section: Section) -> bool:
-        """Whether a view is its whole section, without steps."""
-        channels, height, width = self.run.views.buffers[view.buffer]
-        whole = MapView(view.buffer, view.channels, height, width, section.first)
-        return view == whole and _span(view) == (section.first, section.end) and channels > 0
-
-    def _shape(self, section: Section) -> tuple[int, int, int]:
-        _, height, width = self.run.views.buffers[section.buffer]
-        return section.end - section.first, height, width
-
     def words(self, section: Section) -> int:
         """DTCM words of a section."""
-        depth, height, width = self._shape(section)
-        return depth * height * width
-
-    def holder(self, section: Section) -> Section:
-        """The section whose place it takes, or itself."""
-        while section in self.takes_over:
-            section = self.takes_over[section]
-        return section
+        _, height, width = self.run.views.buffers[section.buffer]
+        return (section.end - section.first) * height * width
 
     def buffers(self) -> list[Buffer]:
         """The buffers to place, each alive from the segment that loads it to the one that stores it."""
         starts = [self.segment_of.index(at) for at in range(len(self.segments))]
         ends = [start + len(jobs) - 1 for start, jobs in zip(starts, self.segments, strict=True)]
-        found: dict[Section, Buffer] = {}
+        found: list[Buffer] = []
         for section, life in self.lives.items():
             first = starts[self.segment_of[life.first]] if life.loaded else life.first
             last = max(life.last, ends[life.written]) if life.stored else life.last
-            holder = self.holder(section)
-            known = found.get(holder, Buffer(_name(holder), self.words(holder), first, last))
-            found[holder] = replace(known, first=min(known.first, first), last=max(known.last, last))
-        return list(found.values())
+            found.append(Buffer(_name(section), self.words(section), first, last))
+        return found
 
 
 NARROW = 2
@@ -220,9 +185,7 @@ def _placed(run: Run, segments: Sequence[Sequence[Job]], machine: Machine) -> li
     sections = _Sections(run, segments)
     if any(job.kept is not None for job in sections.jobs):
         raise DoesNotFit("E302", "copies are not placed in sections")
-    operands = {
-        _name(sections.holder(sections.of(job.operand))) for job in sections.jobs if job.operand is not None
-    }
+    operands = {_name(sections.of(job.operand)) for job in sections.jobs if job.operand is not None}
     fmap, skip = _assigned(sections.buffers(), operands, machine)
     addresses = {"fmap": allocate(fmap), "skip": allocate(skip)}
     usage = {
@@ -280,11 +243,10 @@ class _SectionPlaces:
         return self._at(self.sections.of(view), view)
 
     def _at(self, section: Section, view: MapView) -> MapPlace:
-        holder = self.sections.holder(section)
-        memory = "fmap" if _name(holder) in self.addresses["fmap"] else "skip"
+        memory = "fmap" if _name(section) in self.addresses["fmap"] else "skip"
         _, _, width = self.sections.run.views.buffers[section.buffer]
         depth = LANES * (section.end - section.first)
-        whole = low_end(memory, self.addresses[memory][_name(holder)], depth, width)
+        whole = low_end(memory, self.addresses[memory][_name(section)], depth, width)
         return replace(view, group=view.group - section.first).within(whole)
 
 

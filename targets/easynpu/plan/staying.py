@@ -25,7 +25,7 @@ from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of, run_of
 
 SHARES = (8, 7, 6, 5, 4, 2)
 """Quarters of a map that may stay."""
-GAIN = 0.001
+GAIN = 0.0002
 """The part of all cycles that a map must save."""
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.layers.jobs import Stage
-from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.program.artefact import ImageLoad
@@ -207,11 +207,11 @@ def resident(
 
 
 def _without_gaps(wanted: Array) -> Array:
-    """The words to load, with those between them that are too few for a transfer to end and another to begin."""
+    """The words to load, with those between them that are too few for a transfer to end: bias and scale."""
     edges = np.flatnonzero(np.diff(wanted, prepend=True, append=True))
     found = wanted.copy()
     for first, end in zip(edges[::2], edges[1::2], strict=True):
-        found[first:end] = end - first < WORTH
+        found[first:end] = end - first <= BS_WORDS
     return found
 
 
