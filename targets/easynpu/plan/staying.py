@@ -24,7 +24,7 @@ from npuc.targets.easynpu.plan.ranges import Range
 from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of, run_of
 
 SHARES = (8, 7, 6, 5, 4, 2)
-"""Quarters of a map that may stay."""
+"""Eighths of a map that may stay."""
 GAIN = 0.0002
 """The part of all cycles that a map must save."""
 
@@ -129,7 +129,7 @@ class _Staying:
     ) -> None:
         self.graph, self.strips, self.machine, self.weight = graph, strips, machine, weight
         self.worth = GAIN * sum(each.cost(self.weight) for each in strips)
-        self.users = [{*inputs_of(graph, each.nodes), *outputs_of(graph, each.nodes)} for each in strips]
+        self.used = [(*inputs_of(graph, each.nodes), *outputs_of(graph, each.nodes)) for each in strips]
 
         @cache
         def best(at: int, free: tuple[int, int], staying: tuple[tuple[str, int], ...]) -> Strip | None:
@@ -159,33 +159,20 @@ class _Staying:
 
     def _candidates(self) -> Iterator[_Candidate]:
         at = {node: number for number, strip in enumerate(self.strips) for node in strip.nodes}
-        for name in dict.fromkeys(name for users in self.users for name in users):
+        for name in dict.fromkeys(name for used in self.used for name in used):
             made, readers = self.graph.producers.get(name), self.graph.readers[name]
-            if any(_is_view(self.graph, each) for each in readers) or (made and _is_view(self.graph, made)):
+            if any(_is_view(self.graph, each) for each in (*readers, *([made] if made else []))):
                 continue
-            words = whole(self.graph, name).words
-            loads = {
-                each: words * self._loads(name, each)
-                for each in sorted({at[each] for each in readers if each in at})
-            }
-            inside = made in at and name not in self.graph.outputs and all(each in at for each in readers)
-            if inside and made is not None:
-                first = at[made]
-                yield _Candidate(name, first, max(loads), words + sum(loads.values()) - loads.get(first, 0), False)
-            for first in loads if made not in at or at[made] not in loads else ():
-                for last in {first, max(loads)}:
-                    yield _Candidate(
-                        name,
-                        first,
-                        last,
-                        sum(loads[each] for each in loads if first <= each <= last) - words,
-                        True,
-                    )
-
-    def _loads(self, name: str, at: int) -> int:
-        """How often a strip loads a map."""
-        nodes = [each for each in self.strips[at].nodes if name in each.inputs]
-        return self.strips[at].grid.channels if any(not is_channelwise(self.graph, each) for each in nodes) else 1
+            first, words, loads = at.get(made, -1) if made else -1, whole(self.graph, name).words, dict[int, int]()
+            for node in sorted((each for each in readers if each in at), key=lambda each: at[each]):
+                tiles = 1 if is_channelwise(self.graph, node) else self.strips[at[node]].grid.channels
+                loads[at[node]] = max(loads.get(at[node], 0), words * tiles * (at[node] > first))
+            if first >= 0 and name not in self.graph.outputs and all(each in at for each in readers):
+                yield _Candidate(name, first, max(loads), words + sum(loads.values()), loaded=False)
+            for start in loads if first not in loads else ():
+                for last in {start, max(loads)}:
+                    moved = sum(each for number, each in loads.items() if start <= number <= last)
+                    yield _Candidate(name, start, last, moved - words, loaded=True)
 
     def _keep(self, candidate: _Candidate) -> None:
         span = range(candidate.first, candidate.last + 1)
@@ -233,7 +220,7 @@ class _Staying:
             for _, _, place in parts.parts:
                 free[place.memory] = place.base
             staying = dict(self.strips[at].staying)
-            if candidate.tensor in self.users[at]:
+            if candidate.tensor in self.used[at]:
                 staying[candidate.tensor] = parts
             room = free["fmap"], free["skip"]
             strip = self.best(at, room, tuple((name, each.end) for name, each in staying.items()))
