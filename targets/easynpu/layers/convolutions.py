@@ -21,6 +21,7 @@ from npuc.errors import DoesNotFit, Problem, UnsupportedOperator
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import AVERAGE, BLOCKS, GROUP, PADDING, RELU
+from npuc.quantize.network.construction import Quantised
 from npuc.targets.easynpu.layers.channelwise import following, held_groups, relu_stage
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job, Scope, Stage, bands, chunk_view
 from npuc.targets.easynpu.layers.kernels import (
@@ -131,12 +132,12 @@ def _half(scope: Scope, w: Array) -> int:
     return max(half // (BS_WORDS + prod(w.shape[1:])), 1) * LANES
 
 
-def with_alike_taps(graph: Graph, machine: Machine) -> Graph:
-    """The integer graph in which averages of several words have the same taps in most, which stream one block.
+def with_alike_taps(quantised: Quantised, machine: Machine) -> Quantised:
+    """The network in which averages of several words have the same taps in most of them, which stream one block.
 
     The taps have the same sum as before, and still differ by at most 1.
     """
-    constants: dict[str, Array] = {}
+    graph, constants = quantised.graph, dict(quantised.graph.constants)
     for node in graph.nodes:
         if node.op != "IntConv" or not AVERAGE(node):
             continue
@@ -156,7 +157,7 @@ def with_alike_taps(graph: Graph, machine: Machine) -> Graph:
             taps = least + np.diff(np.arange(size + 1) * count // size)
             w[:, 0][:, band[0], band[1]] = taps.reshape(w[0, 0][band].shape)
         constants[node.inputs[1]] = w.astype(np.int8)
-    return replace(graph, constants={**graph.constants, **constants}) if constants else graph
+    return replace(quantised, graph=replace(graph, constants=constants))
 
 
 def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,6 @@ from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mix_precision, nodes_without
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_network, best_weights, teaches
 from npuc.quantize.network.build import quantiser
-from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps, only_of_inputs
 from npuc.quantize.scales.results import calibrate, node_histograms
@@ -209,11 +207,7 @@ def network(
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors_of(integer(graph, machine))}, {}
     power_of_two = machine.scales == POWER_OF_TWO
-    quantised = quantiser(best_table, power_of_two=power_of_two, factors=factors)
-
-    def make(*given: Any, **named: Any) -> Quantised:
-        found = quantised(*given, **named)
-        return found if documented else replace(found, graph=with_alike_taps(found.graph, machine))
+    make = quantiser(best_table, power_of_two=power_of_two, factors=factors)
 
     def drawn(host: Host) -> TrialNetwork:
         chosen = nodes_without(integer(graph, machine), host)
@@ -235,6 +229,9 @@ def network(
         plain = drawn(host)
         return best_weights(plain, recipe, samples, level, without_data(plain, samples, level))
 
-    if not options.mixed:
-        return best(frozenset())
-    return mix_precision(graph, lambda host: drawn(host).quantised, best, samples)
+    if options.mixed:
+        found, steps = mix_precision(graph, lambda host: drawn(host).quantised, best, samples)
+    else:
+        found, steps = best(frozenset())
+    alike = found.quantised if documented else with_alike_taps(found.quantised, machine)
+    return replace(found, integer=alike), steps
