@@ -230,8 +230,8 @@ def network(
         return best_weights(plain, recipe, samples, level, without_data(plain, samples, level))
 
     if options.mixed:
-        found, steps = mix_precision(graph, lambda host: drawn(host).quantised, best, samples)
+        chosen, steps = mix_precision(graph, lambda host: drawn(host).quantised, best, samples)
     else:
-        found, steps = best(frozenset())
-    alike = found.quantised if documented else with_alike_taps(found.quantised, machine)
-    return replace(found, integer=alike), steps
+        chosen, steps = best(frozenset())
+    alike = chosen.quantised if documented else with_alike_taps(chosen.quantised, machine)
+    return replace(chosen, integer=alike), steps

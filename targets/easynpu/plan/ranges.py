@@ -290,7 +290,8 @@ class Range:
         held = anchored(self.graph, self.chains.chains, ranges) if self.chains and axis == 1 else ranges
         held = {name: held.get(name, (nothing, nothing)) for name in self.tensors}
         for name in self.staying if axis == 0 else ():
-            held[name] = tuple(np.maximum(each, LANES * self.staying[name]) for each in held[name])
+            low, high = (np.maximum(each, LANES * self.staying[name]) for each in held[name])
+            held[name] = low, high
         return AxisRanges.of(
             counts, unit, ranges, held, known if known is not None and known.counts == counts else None
         )

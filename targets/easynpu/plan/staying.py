@@ -216,13 +216,12 @@ class _Staying:
         """The strips of a span if so much of a map stays; none if one has no tiles then, or they cost too much."""
         found: list[Strip] = []
         for at in span:
-            free = dict(zip(("fmap", "skip"), self._free(range(at, at + 1)), strict=True))
-            for _, _, place in parts.parts:
-                free[place.memory] = place.base
+            fmap, skip = self._free(range(at, at + 1))
+            places = {place.memory: place.base for _, _, place in parts.parts}
             staying = dict(self.strips[at].staying)
             if candidate.tensor in self.used[at]:
                 staying[candidate.tensor] = parts
-            room = free["fmap"], free["skip"]
+            room = places.get("fmap", fmap), places.get("skip", skip)
             strip = self.best(at, room, tuple((name, each.end) for name, each in staying.items()))
             if strip is not None and candidate.loaded and at == span[0]:
                 strip = replace(
