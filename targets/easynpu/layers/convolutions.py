@@ -146,16 +146,12 @@ def with_alike_taps(quantised: Quantised, machine: Machine) -> Quantised:
         if len(parts) == 1 or (w != w[:1]).any():
             continue
         bands = [*product(*kernel_bands(word, machine))]
-        (least, more), sizes = divmod(int(w[0].sum()), w[0].size), [w[0, 0][band].size for band in bands]
-        larger = [more * size // w[0].size for size in sizes]
-        rest = more - sum(larger)
-        if sizes[-1] < sizes[0] and larger[-1] + rest <= sizes[-1]:
-            larger[-1] += rest
-        else:
-            larger[:rest] = [each + 1 for each in larger[:rest]]
-        for band, size, count in zip(bands, sizes, larger, strict=True):
-            taps = least + np.diff(np.arange(size + 1) * count // size)
-            w[:, 0][:, band[0], band[1]] = taps.reshape(w[0, 0][band].shape)
+        least, more = divmod(int(w[0].sum()), w[0].size)
+        edges = np.cumsum([0, *(w[0, 0][band].size for band in bands)]) * more // w[0].size
+        for band, count in zip(bands, np.diff(edges), strict=True):
+            taps = w[0, 0][band]
+            larger = np.diff(np.arange(taps.size + 1) * count // taps.size)
+            w[:, 0][:, band[0], band[1]] = least + larger.reshape(taps.shape)
         constants[node.inputs[1]] = w.astype(np.int8)
     return replace(quantised, graph=replace(graph, constants=constants))
 
