@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from math import prod
 
 import numpy as np
@@ -21,13 +20,11 @@ from npuc.errors import DoesNotFit, Problem, UnsupportedOperator
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import AVERAGE, BLOCKS, GROUP, PADDING, RELU
-from npuc.quantize.network.construction import Quantised
 from npuc.targets.easynpu.layers.channelwise import following, held_groups, relu_stage
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job, Scope, Stage, bands, chunk_view
 from npuc.targets.easynpu.layers.kernels import (
     columns_of_channels,
     geometry,
-    kernel_bands,
     kernel_with_columns_of_channels,
     split_kernel,
     window_word,
@@ -130,30 +127,6 @@ def _half(scope: Scope, w: Array) -> int:
     if not half < words <= STAYING * half:
         return FIELD_CHANNELS
     return max(half // (BS_WORDS + prod(w.shape[1:])), 1) * LANES
-
-
-def with_alike_taps(quantised: Quantised, machine: Machine) -> Quantised:
-    """The network in which averages of several words have the same taps in most of them, which stream one block.
-
-    The taps have the same sum as before, and still differ by at most 1.
-    """
-    graph, constants = quantised.graph, dict(quantised.graph.constants)
-    for node in graph.nodes:
-        if node.op != "IntConv" or not AVERAGE(node):
-            continue
-        w = graph.constants[node.inputs[1]].astype(np.int64)
-        word, parts = _parts(graph, node, machine)
-        if len(parts) == 1 or (w != w[:1]).any():
-            continue
-        bands = [*product(*kernel_bands(word, machine))]
-        least, more = divmod(int(w[0].sum()), w[0].size)
-        edges = np.cumsum([0, *(w[0, 0][band].size for band in bands)]) * more // w[0].size
-        for band, count in zip(bands, np.diff(edges), strict=True):
-            taps = w[0, 0][band]
-            larger = np.diff(np.arange(taps.size + 1) * count // taps.size)
-            w[:, 0][:, band[0], band[1]] = least + larger.reshape(taps.shape)
-        constants[node.inputs[1]] = w.astype(np.int8)
-    return replace(quantised, graph=replace(graph, constants=constants))
 
 
 def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) -> bool:

@@ -143,7 +143,7 @@ def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | Non
     padding before it. Bands that cover only padding contribute nothing and are left out, but one if all do. Raises
     DoesNotFit (E303) where no word can state any.
     """
-    rows, columns = kernel_bands(whole, machine)
+    rows, columns = _kernel_bands(whole, machine)
     channels = bands(whole.Ci, FIELD_CHANNELS) if dense else [slice(0, whole.Ci)]
     if dense and most is not None:
         rows, columns = bands(whole.Hk, 1), bands(whole.Wk, 1)
@@ -182,7 +182,7 @@ def _shifted(offset: int, padding: int, extent: int) -> tuple[int, int, int]:
     return start, max(padding - offset, 0), extent - start
 
 
-def kernel_bands(whole: Layer, machine: Machine) -> tuple[list[slice], list[slice]]:
+def _kernel_bands(whole: Layer, machine: Machine) -> tuple[list[slice], list[slice]]:
     """Kernel rows and columns in the fewest bands whose reach fits a pad; rows are cut before columns."""
     best: tuple[int, list[slice], list[slice]] | None = None
     for wide in range(1, (whole.Wk if whole.Dw < FIELD_DILATIONS else 1) + 1):

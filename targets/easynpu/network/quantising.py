@@ -36,7 +36,6 @@ from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.easynpu.flags import DOCUMENTED, ISA
 from npuc.targets.easynpu.layers import support
-from npuc.targets.easynpu.layers.convolutions import with_alike_taps
 from npuc.targets.easynpu.layers.kernels import IMAGES
 from npuc.targets.easynpu.layers.rewrites import pads_cheaply
 from npuc.targets.easynpu.layers.tables import best_table
@@ -229,9 +228,6 @@ def network(
         plain = drawn(host)
         return best_weights(plain, recipe, samples, level, without_data(plain, samples, level))
 
-    if options.mixed:
-        chosen, steps = mix_precision(graph, lambda host: drawn(host).quantised, best, samples)
-    else:
-        chosen, steps = best(frozenset())
-    alike = chosen.quantised if documented else with_alike_taps(chosen.quantised, machine)
-    return replace(chosen, integer=alike), steps
+    if not options.mixed:
+        return best(frozenset())
+    return mix_precision(graph, lambda host: drawn(host).quantised, best, samples)
