@@ -132,6 +132,36 @@ class Residual(Network):
         return self.node("Conv", x, w, self.normal(outputs), strides=(stride, stride), pads=pads, group=1)
 
 
+class Blocks(Network):
+    """Grows inverted residual blocks with squeeze and excitation, wide maps between narrow ones."""
+
+    def grow(self) -> None:
+        x = y = self.maps[-1]
+        channels = self.types[x].shape[1]
+        if self.number(0, 3):
+            y = self.activated(self.point(y, self.number(10, 130)))
+        y = self.activated(self.depthwise(y))
+        if self.number(0, 3):
+            gate = self.node("Relu", self.point(self.node("GlobalAveragePool", y), self.number(2, 40)))
+            y = self.node("Mul", y, self.node("Sigmoid", self.point(gate, self.types[y].shape[1])))
+        y = self.point(y, channels if self.number(0, 1) else self.number(1, 60))
+        same = self.types[y].shape == self.types[x].shape
+        self.maps.append(self.node("Add", x, y) if same and self.number(0, 3) else self.activated(y))
+
+    def activated(self, x: str) -> str:
+        op = ("", "Relu", "HardSwish", "Tanh")[self.number(0, 3)]
+        return self.node(op, x) if op else x
+
+    def point(self, x: str, outputs: int) -> str:
+        return self.node("Conv", x, self.normal(outputs, self.types[x].shape[1], 1, 1), self.normal(outputs))
+
+    def depthwise(self, x: str) -> str:
+        _, channels, height, width = self.types[x].shape
+        high, wide = (min(self.one_of(3, 3, 5), extent) for extent in (height, width))
+        attrs = {"strides": (self.one_of(1, 1, 2), 1), "pads": (high // 2, wide // 2) * 2, "group": channels}
+        return self.node("Conv", x, self.normal(channels, 1, high, wide), self.normal(channels), **attrs)
+
+
 def random_machine(seed: int) -> dict[str, int]:
     """Parameters of a machine that is often too small for whole maps."""
     random = np.random.default_rng(seed)

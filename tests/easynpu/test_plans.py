@@ -27,8 +27,9 @@ from npuc.targets.easynpu.plan.grids import Grid, shares_of, tiles_of
 from npuc.targets.easynpu.plan.implicit import implicit
 from npuc.targets.easynpu.plan.placement import Run, explicit
 from npuc.targets.easynpu.plan.regions import outputs_of, run_of
+from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.strips import Strip, StripPlan, plans, units
-from npuc.targets.easynpu.program.lowering import computed, placed
+from npuc.targets.easynpu.program.lowering import computed
 from npuc.verification.metrics import Tolerance
 from tests.compiled import verified
 from tests.easynpu_rewrites.nets import Net
@@ -205,12 +206,16 @@ class Pixels:
 
     def fits(self, strip: Strip) -> bool:
         """Whether every tile can be lowered: in sections only what the class allows, the rest as a whole."""
-        lowered = placed if self._may_lie_in_sections(strip.grid) else as_a_whole
-        try:
-            for tile in tiles_of(self.graph, strip.nodes, strip.grid):
-                lowered(run_of(self.graph, strip.nodes, self.machine, tile, documented=False), self.machine, False)
-        except DoesNotFit:
-            return False
+        for tile in tiles_of(self.graph, strip.nodes, strip.grid):
+            try:
+                as_a_whole(run_of(self.graph, strip.nodes, self.machine, tile, documented=False), self.machine)
+            except DoesNotFit:
+                if not self._may_lie_in_sections(strip.grid):
+                    return False
+                try:
+                    in_sections(self.graph, strip.nodes, self.machine, tile)
+                except DoesNotFit:
+                    return False
         return True
 
     def _may_lie_in_sections(self, grid: Grid) -> bool:
@@ -220,7 +225,7 @@ class Pixels:
         return len(dense) == 1 and weights > self.machine.weight_words and grid.channels == 1
 
 
-def as_a_whole(run: Run, machine: Machine, documented: bool) -> None:
+def as_a_whole(run: Run, machine: Machine) -> None:
     """Raises DoesNotFit where a run has no room as a whole; a run at the document's addresses has."""
     try:
         implicit(run, machine)
@@ -282,8 +287,8 @@ def test_no_plan_of_the_class_costs_less(name: str, objective: str) -> None:
 @pytest.mark.parametrize("objective", ["traffic", "time"])
 @pytest.mark.parametrize("name", NETS)
 def test_the_program_moves_what_its_plan_says(name: str, objective: str) -> None:
-    graph, found = planned(name)
-    _, placements = computed(graph, graph.nodes, SMALL, False, objective)
+    graph = NETS[name]()
+    found, placements = computed(graph, graph.nodes, SMALL, False, objective)
     words, resident = 0, b""
     for placement in placements:
         stages = [stage for job in placement.jobs for stage in job.job.stages]

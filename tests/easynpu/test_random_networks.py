@@ -14,7 +14,7 @@ from npuc.onnx_files.export import to_onnx
 from npuc.target import Options, Request, target
 from npuc.verification.metrics import Tolerance
 from tests.compiled import verified
-from tests.easynpu.networks import Network, Residual, random_machine
+from tests.easynpu.networks import Blocks, Network, Residual, random_machine
 
 
 def compiled_and_verified(
@@ -55,6 +55,12 @@ def test_a_random_network_on_a_small_machine_is_bit_exact_or_refused(
 
 def test_most_random_networks_are_compiled(on_small_machines: Outcomes) -> None:
     assert sum(on_small_machines(seed)[1] for seed in range(20)) >= 15
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_blocks_on_a_small_machine_are_bit_exact_or_refused(seed: int, tmp_path: Path) -> None:
+    code, exact = outcome(tmp_path, seed, Blocks, level=str(seed % 2))
+    assert exact or code in REFUSALS
 
 
 @pytest.mark.parametrize("seed", [85, 89, 92, 97, 102, 106])

@@ -109,12 +109,14 @@ def test_outputs_and_what_the_host_reads_are_stored_whole() -> None:
 
 
 WEIGHTS = Machine(weight_words=100)
+DISTINCT = np.arange(150)
+"""Contents of a weight image in which no word equals another."""
 
 
 def test_streams_that_fit_together_lie_one_behind_the_other_and_are_loaded_once() -> None:
     streams = [(0, 60), (60, 40), (0, 60)]
     assert places_of_streams(streams, WEIGHTS) == [0, 60, 0]
-    init, loads = resident([(each, at) for each, at in zip(streams, (0, 60, 0), strict=True)], WEIGHTS)
+    init, loads = resident([(each, at) for each, at in zip(streams, (0, 60, 0), strict=True)], WEIGHTS, DISTINCT)
     assert init == (ImageLoad("weight", 0, "weight.bin", 0, 100),)
     assert loads == [(), (), ()]
 
@@ -132,7 +134,7 @@ def test_a_stream_loaded_for_every_tile_stays_before_a_longer_one() -> None:
 
 def test_what_later_streams_do_not_overwrite_stays() -> None:
     """Of the first stream the second leaves words 30 to 59, which the next inference still finds."""
-    init, loads = resident([((0, 60), 0), ((60, 30), 0)], WEIGHTS)
+    init, loads = resident([((0, 60), 0), ((60, 30), 0)], WEIGHTS, DISTINCT)
     assert init == (ImageLoad("weight", 30, "weight.bin", 30, 30),)
     assert loads == [
         (ImageLoad("weight", 0, "weight.bin", 0, 30),),
@@ -141,9 +143,22 @@ def test_what_later_streams_do_not_overwrite_stays() -> None:
 
 
 def test_the_first_words_of_the_image_stay_behind_the_room_of_others() -> None:
-    init, loads = resident([((0, 30), 70), ((30, 60), 0), ((90, 60), 0)], WEIGHTS)
+    init, loads = resident([((0, 30), 70), ((30, 60), 0), ((90, 60), 0)], WEIGHTS, DISTINCT)
     assert init == (ImageLoad("weight", 70, "weight.bin", 0, 30),)
     assert [sum(each.words for each in load) for load in loads] == [0, 60, 60]
+
+
+@pytest.mark.parametrize(
+    ("alike", "loaded"), [(0, [(0, 90, 10)]), (5, [(0, 90, 10)]), (6, [(0, 90, 3), (9, 99, 1)])]
+)
+def test_words_that_another_stream_left_at_their_place_are_not_loaded(
+    alike: int, loaded: list[tuple[int, int, int]]
+) -> None:
+    """Five words are too few for a transfer to end and another to begin: 10 words of which some are as before."""
+    contents = np.arange(100)
+    contents[93 : 93 + alike] = contents[3 : 3 + alike]
+    _, (_, loads) = resident([((0, 90), 0), ((90, 10), 0)], WEIGHTS, contents)
+    assert [(each.address, each.start, each.words) for each in loads] == loaded
 
 
 @pytest.mark.parametrize(("channels", "loaded"), [(64, 3 * (5 + 64 * 9)), (96, 6 * (5 + 96 * 9))])

@@ -15,7 +15,6 @@ from npuc.targets.easynpu.layers.jobs import (
     Job,
     Scope,
     Stage,
-    bands,
     chunk_view,
     no_words,
     pointwise_word,
@@ -164,7 +163,7 @@ def _channel_parts(scope: Scope, chain: Sequence[Node], view: MapView) -> Iterat
             node=chain[0].name,
             limit=f"weight_words = {scope.machine.weight_words}",
         )
-    yield from bands(view.channels, most * LANES)
+    yield from scope.chunks(chain[-1], view.channels, most * LANES)
 
 
 def held_groups(machine: Machine, node: Node, blocks: int, followers: Sequence[Node]) -> int:

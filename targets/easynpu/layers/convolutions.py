@@ -98,10 +98,10 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
     size = load.outputs if load.most is not None or scope.documented else min(load.outputs, _half(scope, w))
     if BLOCKS(node) > 1 and not scope.documented:
         size = block_chunk(w[first : first + result.channels], size, prod(scope.size(node)))
-    shares = AVERAGE(node) and not scope.documented and _is_shared(scope, node, w, bias, shift)
-    size = LANES if shares else size
-    shares |= not scope.documented and len(scope.graph.readers[node.inputs[1]]) > 1
-    for chunk in bands(result.channels, size):
+    if AVERAGE(node) and not scope.documented and _is_shared(scope, node, w, bias, shift):
+        size = LANES
+    shares = not scope.documented and (AVERAGE(node) or len(scope.graph.readers[node.inputs[1]]) > 1)
+    for chunk in scope.chunks(last, result.channels, size):
         kernels = slice(first + chunk.start, first + chunk.stop)
         stages = _conv_stages(scope, node, name, chunk, w[kernels], bias[kernels], shift[kernels], load.most)
         operand = None
@@ -130,7 +130,7 @@ def _half(scope: Scope, w: Array) -> int:
 
 
 def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) -> bool:
-    """Whether a global average is computed 16 channels at a time, so that all chunks share one weight block.
+    """Whether a global average is computed 16 channels at a time, so that all chunks share the weight block.
 
     This costs instruction words (at most a layer word with `ctl`, `src` and `dst` per 16 channels and part) and
     cycles (of these words, and where two psums would hide a bubble), but saves the host from loading the other
@@ -141,9 +141,9 @@ def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) ->
     if not alike or count == 1 or scope.size(node) != (1, 1):
         return False
     _, parts = _parts(scope.graph, node, scope.machine)
-    taps = prod(w.shape[1:])
-    saved = (len(parts) * (BS_WORDS - 3) + taps - 1) * LANES / scope.machine.host_bytes_per_cycle
-    return saved > taps + len(parts) * WORD_CYCLES
+    most = max(part.Hk * part.Wk for part in parts)  # all parts stream the words of the largest
+    saved = (BS_WORDS + most - 1 - 3 * len(parts)) * LANES / scope.machine.host_bytes_per_cycle
+    return saved > prod(w.shape[1:]) + len(parts) * WORD_CYCLES
 
 
 @frozen
@@ -261,7 +261,7 @@ def _conv_stages(
     m = columns_of_channels(word, scope.machine) if scope.documented and dense else 1
     if m > 1:
         word, w = with_columns_of_channels(word, m), kernel_with_columns_of_channels(w, m)
-    runs = [slice(0, w.shape[1])]
+    runs = bands(w.shape[1], scope.most_read if dense and most is None and m == 1 else w.shape[1])
     if dense and BLOCKS(node) > 1 and not scope.documented:
         runs = used_runs(w, prod(scope.size(node)))
     parts = [

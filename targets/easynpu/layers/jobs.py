@@ -7,6 +7,7 @@ three words, the first two with the fused flag; each stage produces the same int
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -97,10 +98,24 @@ class Scope:
     machine: Machine
     documented: bool
     """Use only words that the document defines."""
+    borders: tuple[int, ...] = ()
+    """Channels that no job writes across: maps lie in parts there."""
+    most_read: int = FIELD_CHANNELS
+    """Channels that a dense word reads."""
 
     def size(self, node: Node) -> tuple[int, int]:
         """Rows and columns of a node's result that are computed."""
         return self.windows[node.output].shape[1:]
+
+    def chunks(self, node: Node, extent: int, most: int) -> list[slice]:
+        """The channels of a node's result, up to an extent, by jobs of at most so many."""
+        first = self.windows[node.output].channels[0]
+        ends = [0, *(each - first for each in self.borders if 0 < each - first < extent), extent]
+        return [
+            slice(low + each.start, low + each.stop)
+            for low, end in pairwise(ends)
+            for each in bands(end - low, most)
+        ]
 
     def start(self, node: Node, chunk: slice) -> tuple[int, int, int]:
         """The first channel, row and column of a chunk of a node's result."""

@@ -136,7 +136,7 @@ def borders(scope: Scope, node: Node) -> Iterator[Job]:
         sides.append(outer.window((0, row, 0), (outer.channels, inner.height, column)))
         sides.append(outer.window((0, row, outer.width - right), (outer.channels, inner.height, right)))
     for side in sides:
-        for part in bands(outer.channels, FIELD_CHANNELS) if side.height and side.width else ():
+        for part in scope.chunks(node, outer.channels, FIELD_CHANNELS) if side.height and side.width else ():
             channels = part.stop - part.start
             x = pixel.pixel_for(channels, side.height, side.width)
             word = pointwise_word("maxpool", channels, side.height, side.width)

@@ -7,6 +7,7 @@ whole range, and stores its part.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
 from functools import cached_property
 from itertools import pairwise, product
 
@@ -19,7 +20,7 @@ from npuc.targets.easynpu.layers.nodes import map_shape
 from npuc.targets.easynpu.layers.views import surrounds
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import Layer
-from npuc.targets.easynpu.machine.memory import LANES, groups
+from npuc.targets.easynpu.machine.memory import LANES, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.plan.placement import WeightStreamBuilder
@@ -54,6 +55,30 @@ def cuts(extent: int, tiles: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
+RARELY = 1e-6
+"""The weight of cycles of computation where traffic is minimised: they break ties."""
+
+
+def weights(machine: Machine) -> dict[str, float]:
+    """Cycles that a word of traffic costs, by objective."""
+    return {"time": machine.word_bytes / machine.host_bytes_per_cycle, "traffic": 1 / RARELY}
+
+
+@frozen
+class StayingMap:
+    """A map whose first channels stay in the DTCMs from the first strip that uses it to the last one."""
+
+    parts: tuple[tuple[int, int, MapPlace], ...]
+    """Their groups, from the first up to the end, and the place of each part."""
+    loaded: bool = False
+    """The host loads it; otherwise these strips compute it, and nothing else reads it."""
+
+    @property
+    def end(self) -> int:
+        """The groups that stay."""
+        return self.parts[-1][1]
+
+
 @frozen
 class Strip:
     """A range of nodes, its grid, and the cost of both."""
@@ -64,6 +89,10 @@ class Strip:
     """DTCM words of maps and weights moved between host and DTCMs."""
     compute_cycles: int
     """Cycles in which the PEs multiply; halo counts each time it is computed."""
+    free: tuple[int, int] | None = None
+    """Words of the Fmap and the skip DTCM from 0 on beside maps that stay there; None: all."""
+    staying: Mapping[str, StayingMap] = field(default_factory=dict[str, "StayingMap"])
+    """The maps that the strip reads or writes and that stay, in part."""
 
     def cost(self, weight: float) -> float:
         """The cost in cycles. weight: cycles per word of traffic."""

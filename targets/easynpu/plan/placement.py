@@ -75,6 +75,8 @@ class Run:
     """The window of every tensor that is computed or loaded."""
     stored: Mapping[str, MapWindow]
     """The window of every output that is stored."""
+    fixed: Mapping[str, MapPlace] = field(default_factory=dict[str, MapPlace])
+    """The places of buffers that other runs use too."""
 
     def words(self, buffer: str) -> int:
         """DTCM words of a buffer."""
@@ -152,9 +154,9 @@ def _replaced(run: Run) -> dict[str, MapView]:
             writes.setdefault(view.buffer, []).append(at)
     loaded = {view.buffer for view in run.inputs.values()}
     staying = {view.buffer for view in run.outputs.values()}
-    staying |= {view.buffer for job in run.jobs if job.kept is not None for view in job.writes}
+    staying |= {view.buffer for job in run.jobs if job.kept is not None for view in job.writes} | {*run.fixed}
     for result, jobs in writes.items():
-        if result in loaded or any(run.jobs[at].kept for at in jobs):
+        if result in loaded or result in run.fixed or any(run.jobs[at].kept for at in jobs):
             continue
         first = run.jobs[jobs[0]]
         for source in (around(run.views, view, first.result) for view in replaceable_by(first)):
@@ -245,6 +247,8 @@ def _explicit_places(
     def place(view: MapView) -> MapPlace:
         if view.buffer in replaced:
             return view.within(place(replaced[view.buffer]))
+        if view.buffer in run.fixed:
+            return view.within(run.fixed[view.buffer])
         memory, base = ("fmap", in_fmap[view.buffer]) if view.buffer in in_fmap else ("skip", in_skip[view.buffer])
         channels, _, width = run.views.buffers[view.buffer]
         return view.within(low_end(memory, base, channels, width))
@@ -274,7 +278,7 @@ def _lifetimes(run: Run) -> list[Buffer]:
             first.setdefault(view.buffer, step)
             last[view.buffer] = step
     last.update({view.buffer: len(run.jobs) for view in run.outputs.values()})
-    return [Buffer(name, run.words(name), first[name], last[name]) for name in first]
+    return [Buffer(name, run.words(name), first[name], last[name]) for name in first if name not in run.fixed]
 
 
 def _that_fit(buffers: Sequence[Buffer], capacity: int) -> list[Buffer]:
@@ -329,18 +333,20 @@ class WeightStreamBuilder:
         return None
 
 
-def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[Job]]:
+def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool, alone: Sequence[bool] = ()) -> list[list[Job]]:
     """The jobs in segments whose words fit the ITCM and whose weight blocks fit the weight DTCM.
 
-    extended: count extension words. Raises DoesNotFit (E302) for a single job that exceeds either memory.
+    extended: count extension words. alone: the jobs that are a segment each. Raises DoesNotFit (E302) for a single
+    job that exceeds either memory.
     """
     runs: list[list[Job]] = [[]]
     stream, words = WeightStreamBuilder(), 0
-    for job in jobs:
+    for at, job in enumerate(jobs):
         longer = stream.copy()
         placed = longer.with_addresses(job)
         more = instruction_words(placed, extended=extended)
-        if words + more > machine.itcm_words or longer.words > machine.weight_words:
+        apart = any(alone[max(at - 1, 0) : at + 1])
+        if words + more > machine.itcm_words or longer.words > machine.weight_words or apart:
             if runs[-1]:
                 runs.append([])
             longer, words = WeightStreamBuilder(), 0

@@ -46,7 +46,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import Chains, Readings, TileRun, readings_of
 from npuc.targets.easynpu.plan.grids import AxisRanges, Grid, JobShare, Strip, cuts, together
 from npuc.targets.easynpu.plan.placement import Streams, around, placeable, shared
-from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
+from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of
 from npuc.targets.easynpu.plan.sections import in_sections
 
 FINEST_TILES = 8192
@@ -73,7 +73,7 @@ class Range:
 
     tail: a range with the same end and a later start, whose tile ranges are reused for the nodes in both.
     in_turn, readings: `parts_of` and `readings_of`, shared by several ranges. fine: also grids of more than
-    MOST_TILES along an axis.
+    MOST_TILES along an axis. staying: groups of tensors that are in the DTCMs, beside what the machine has.
     """
 
     def __init__(
@@ -88,8 +88,10 @@ class Range:
         *,
         documented: bool = False,
         fine: bool = False,
+        staying: Mapping[str, int] | None = None,
     ) -> None:
         self.graph, self.fine = graph, fine
+        self.staying = staying or {}
         self._in_turn = in_turn or parts_of(graph, machine)
         self.nodes = tuple(nodes)
         self.machine = machine
@@ -109,11 +111,16 @@ class Range:
         """Grids whose tiles fit only in sections, if at all."""
         self.too_large: list[Grid] = []
         """Those that were tried and did not fit."""
-        self.stored = sum(whole(graph, name).words for name in self.outputs)
+        self.stored = sum(self._outside(name) for name in self.outputs)
         self.grids = self._grids(shares)
         self.fitting: dict[Grid, bool] = {}
         self.moved: dict[Grid, int | None] = {}
         """What the segments of documented words load, by grid; None if a tile cannot be computed."""
+
+    def _outside(self, name: str) -> int:
+        """Words of a tensor that do not stay in the DTCMs."""
+        window = whole(self.graph, name)
+        return window.words - window.words // groups(window.shape[0]) * self.staying.get(name, 0)
 
     def least(self, weight: float) -> float:
         """The cost of the cheapest strip, whether it fits or not. weight: cycles per word of traffic."""
@@ -195,8 +202,7 @@ class Range:
         try:
             for windows in tiles:
                 wanted = {name: windows[name] for name in self.outputs}
-                run = run_of(self.graph, self.nodes, self.machine, wanted, documented=False)
-                in_sections(run, self.machine)
+                in_sections(self.graph, self.nodes, self.machine, wanted)
         except DoesNotFit:
             self.too_large.append(grid)
             return False
@@ -283,6 +289,9 @@ class Range:
         nothing = np.zeros(sum(counts), np.int64)
         held = anchored(self.graph, self.chains.chains, ranges) if self.chains and axis == 1 else ranges
         held = {name: held.get(name, (nothing, nothing)) for name in self.tensors}
+        for name in self.staying if axis == 0 else ():
+            low, high = (np.maximum(each, LANES * self.staying[name]) for each in held[name])
+            held[name] = low, high
         return AxisRanges.of(
             counts, unit, ranges, held, known if known is not None and known.counts == counts else None
         )
@@ -361,13 +370,13 @@ class Range:
         few = tiles <= max(FINEST_TILES, MOST_TILES**2)
         legal = tall[:, None] & wide & few & self._undivided(rows.largest, columns.largest)
         sums_up = [node for node in self.nodes if node.op == "IntConv" and not is_channelwise(self.graph, node)]
-        sections = self.chains is None and len(sums_up) == 1
+        sections = self.chains is None and len(sums_up) == 1 and not self.staying
         apart = sections and bool(self._in_turn(sums_up[0], self._behind(sums_up[0])))
         chunks = groups(map_shape(self.graph.shape(self.outputs[0]))[0])
         for parts, deepest, depth in zip(channels.counts, channels.largest, channels.total, strict=True):
             fitting = legal & _may_fit(largest * deepest, alive, capacities)
-            stream = weights + tables * (parts - 1)
             resident = tables + (weights - tables) * ceil(chunks / parts) / chunks <= self.machine.weight_words
+            stream = weights + tables * (parts - 1) * (not resident or self.chains is not None)
             again = stream * (not resident)
             if self.chains is not None:  # at least; segments are known once a tile has been arranged
                 again = max(stream - parts * self.machine.weight_words, 0)
@@ -385,16 +394,13 @@ class Range:
     def _in_sections(self, words: Array, alive: Array) -> Array:
         """The grids for which a placement in sections is not ruled out; words: (..., tensors).
 
-        Results that nothing reads leave the memory; pointwise functions write over their operands.
+        Only what a layer sums over is there with all its channels: results that nothing reads leave the memory,
+        and what layers read channel by channel is computed or loaded so.
         """
         held = alive.copy()
         for at, name in enumerate(self.tensors):
-            if name in self.outputs and not any(name in node.inputs for node in self.nodes):
-                held[:, at] = 0
-        for step, node in enumerate(self.nodes):
-            if node.op in POINTWISE or node.op == "IntMul" or is_batch_norm(self.graph, node):
-                at = self.tensors.index(node.inputs[0])
-                held[step, at] &= held[step + 1 :, at].any()
+            readers = (node for node in self.nodes if name in node.inputs)
+            held[:, at] &= any(not is_channelwise(self.graph, node) for node in readers)
         return (words @ held.T).max(axis=-1) <= self.machine.fmap_words + self.machine.skip_words
 
 

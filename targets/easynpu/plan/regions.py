@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
-from npuc.targets.easynpu.layers.jobs import Job, Scope
+from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job, Scope
 from npuc.targets.easynpu.layers.nodes import ARRAY_OPS, fused_behind, map_shape, moved_axes, runs_on_array
 from npuc.targets.easynpu.layers.selection import select
 from npuc.targets.easynpu.layers.views import MapView, views_of
@@ -106,12 +106,17 @@ def run_of(
     outputs: Mapping[str, MapWindow],
     *,
     documented: bool,
+    borders: tuple[int, ...] = (),
+    most_read: int = FIELD_CHANNELS,
 ) -> Run:
-    """The run that computes these windows of its outputs: its jobs and the tensors that it loads and stores."""
+    """The run that computes these windows of its outputs: its jobs and the tensors that it loads and stores.
+
+    borders: channels that no job crosses. most_read: channels that a dense word reads.
+    """
     needed = windows_for(graph, nodes, outputs)
     windows = anchored_windows(graph, nodes, machine, needed) if documented else needed
     views = views_of(graph, nodes, windows)
-    jobs = select(Scope(graph, nodes, views, windows, machine, documented))
+    jobs = select(Scope(graph, nodes, views, windows, machine, documented, borders, most_read))
     return Run(
         tuple(_with_unused_rows(job, needed, windows) for job in jobs),
         {name: views.tensors[name] for name in inputs_of(graph, nodes)},

@@ -2,19 +2,21 @@
 
 No job reads or writes across a section border: a section is the 256 channels of the map that a convolution reads,
 or the channels that one of its jobs writes. Each is placed where there is room, in either DTCM. It is loaded with
-the segment that first reads it and stored with the one that last writes it; a pointwise function writes over its
-operand.
+the segment that first reads it and stored with the one that last writes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.host.allocation import Buffer, allocate, fits, lower_bound, peak
-from npuc.targets.easynpu.layers.jobs import Job
+from npuc.ir import Graph, Node
+from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job
+from npuc.targets.easynpu.layers.nodes import map_shape
 from npuc.targets.easynpu.layers.views import MapView
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.memory import LANES, MapPlace, groups, low_end
@@ -28,8 +30,8 @@ from npuc.targets.easynpu.plan.placement import (
     assign,
     cut,
     pieces,
-    replaceable_by,
 )
+from npuc.targets.easynpu.plan.regions import run_of
 
 
 @frozen
@@ -61,8 +63,6 @@ class _Sections:
     segments: Sequence[Sequence[Job]]
     found: dict[str, list[Section]] = field(default_factory=dict[str, list[Section]])
     lives: dict[Section, Life] = field(default_factory=dict[Section, Life])
-    takes_over: dict[Section, Section] = field(default_factory=dict[Section, Section])
-    """The result's section to the operand's section whose place it takes (pointwise functions)."""
 
     def __post_init__(self) -> None:
         self.jobs = [job for jobs in self.segments for job in jobs]
@@ -73,8 +73,6 @@ class _Sections:
                 touched.setdefault(view.buffer, []).append(_span(view))
         self.found = {buffer: list(_joined(buffer, spans)) for buffer, spans in touched.items()}
         self._live()
-        for at, job in enumerate(self.jobs):
-            self._take_over(at, job)
 
     def of(self, view: MapView) -> Section:
         """The section that contains a view of a job."""
@@ -112,64 +110,82 @@ class _Sections:
             for section, _, _ in self.crossing(view, self.run.stored[name]):
                 self.lives[section].stored = True
 
-    def _take_over(self, at: int, job: Job) -> None:
-        if len(job.sources) != 1 or job.sources[0] not in replaceable_by(job):
-            return
-        source, result = self.of(job.sources[0]), self.of(job.result)
-        before, after = self.lives[source], self.lives[result]
-        alike = self._fills(job.sources[0], source) and self._fills(job.result, result)
-        alike &= self._shape(source) == self._shape(result)
-        free = before.last == at and not before.stored and after.first == at and not after.loaded
-        if alike and free and all(self.of(each) != source for each in job.reads[1:]):
-            self.takes_over[result] = source
-
-    def _fills(self, view: MapView, section: Section) -> bool:
-        """Whether a view is its whole section, without steps."""
-        channels, height, width = self.run.views.buffers[view.buffer]
-        whole = MapView(view.buffer, view.channels, height, width, section.first)
-        return view == whole and _span(view) == (section.first, section.end) and channels > 0
-
-    def _shape(self, section: Section) -> tuple[int, int, int]:
-        _, height, width = self.run.views.buffers[section.buffer]
-        return section.end - section.first, height, width
-
     def words(self, section: Section) -> int:
         """DTCM words of a section."""
-        depth, height, width = self._shape(section)
-        return depth * height * width
-
-    def holder(self, section: Section) -> Section:
-        """The section whose place it takes, or itself."""
-        while section in self.takes_over:
-            section = self.takes_over[section]
-        return section
+        _, height, width = self.run.views.buffers[section.buffer]
+        return (section.end - section.first) * height * width
 
     def buffers(self) -> list[Buffer]:
         """The buffers to place, each alive from the segment that loads it to the one that stores it."""
         starts = [self.segment_of.index(at) for at in range(len(self.segments))]
         ends = [start + len(jobs) - 1 for start, jobs in zip(starts, self.segments, strict=True)]
-        found: dict[Section, Buffer] = {}
+        found: list[Buffer] = []
         for section, life in self.lives.items():
             first = starts[self.segment_of[life.first]] if life.loaded else life.first
             last = max(life.last, ends[life.written]) if life.stored else life.last
-            holder = self.holder(section)
-            known = found.get(holder, Buffer(_name(holder), self.words(holder), first, last))
-            found[holder] = replace(known, first=min(known.first, first), last=max(known.last, last))
-        return list(found.values())
+            found.append(Buffer(_name(section), self.words(section), first, last))
+        return found
 
 
-def in_sections(run: Run, machine: Machine) -> list[Placement]:
-    """The segments of a run, with their places, loads and stores.
+NARROW = 2
+"""Groups of 16 channels that a job computes where sections must be small."""
+HALF = FIELD_CHANNELS // 2
 
-    Raises DoesNotFit (E302) where the sections alive together exceed both memories.
+
+def in_sections(
+    graph: Graph, nodes: Sequence[Node], machine: Machine, outputs: Mapping[str, MapWindow]
+) -> list[Placement]:
+    """The segments of the run that computes these windows, with their places, loads and stores.
+
+    If sections of the channels that jobs use as they are do not fit, jobs of few channels run as soon as what they
+    read is there, and only their maps are loaded with them. Raises DoesNotFit (E302) where the sections alive
+    together exceed both memories even then.
     """
-    segments = cut([piece for job in run.jobs for piece in pieces(job, machine)], machine, extended=True)
+    run = run_of(graph, nodes, machine, outputs, documented=False)
+    try:
+        return _placed(
+            run,
+            cut([piece for job in run.jobs for piece in pieces(job, machine)], machine, extended=True),
+            machine,
+        )
+    except DoesNotFit:
+        most = max(map_shape(graph.shape(name))[0] for node in nodes for name in node.outputs)
+        borders = tuple(range(NARROW * LANES, most, NARROW * LANES))
+        run = run_of(graph, nodes, machine, outputs, documented=False, borders=borders, most_read=HALF)
+    jobs = [piece for job in _soonest(run.jobs) for piece in pieces(job, machine)]
+    crossing = {view.buffer for view in (*run.inputs.values(), *run.outputs.values())}
+    alone = [any(view.buffer in crossing for view in (*job.reads, *job.writes)) for job in jobs]
+    return _placed(run, cut(jobs, machine, extended=True, alone=alone), machine)
+
+
+def _soonest(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs in an order in which each follows what it reads as soon as it can."""
+    depths = {node: at for at, node in enumerate(dict.fromkeys(job.stages[-1].node for job in jobs))}
+    waits = [{before for before in range(at) if _meet(jobs[before], job)} for at, job in enumerate(jobs)]
+    found, left = list[Job](), dict.fromkeys(range(len(jobs)))
+    while left:
+        ready = (at for at in left if waits[at].isdisjoint(left))
+        at = max(ready, key=lambda at: (depths[jobs[at].stages[-1].node], -jobs[at].start[0], -at))
+        found.append(jobs[at])
+        del left[at]
+    return found
+
+
+def _meet(before: Job, job: Job) -> bool:
+    """Whether a job uses channels of a buffer that an earlier one writes, or writes some that it reads."""
+    pairs = [*product(before.writes, (*job.reads, *job.writes)), *product(before.reads, job.writes)]
+    return any(
+        one.buffer == other.buffer and _span(one)[0] < _span(other)[1] and _span(other)[0] < _span(one)[1]
+        for one, other in pairs
+    )
+
+
+def _placed(run: Run, segments: Sequence[Sequence[Job]], machine: Machine) -> list[Placement]:
+    """The segments with their places. Raises DoesNotFit (E302) where the sections exceed both memories."""
     sections = _Sections(run, segments)
     if any(job.kept is not None for job in sections.jobs):
         raise DoesNotFit("E302", "copies are not placed in sections")
-    operands = {
-        _name(sections.holder(sections.of(job.operand))) for job in sections.jobs if job.operand is not None
-    }
+    operands = {_name(sections.of(job.operand)) for job in sections.jobs if job.operand is not None}
     fmap, skip = _assigned(sections.buffers(), operands, machine)
     addresses = {"fmap": allocate(fmap), "skip": allocate(skip)}
     usage = {
@@ -227,11 +243,10 @@ class _SectionPlaces:
         return self._at(self.sections.of(view), view)
 
     def _at(self, section: Section, view: MapView) -> MapPlace:
-        holder = self.sections.holder(section)
-        memory = "fmap" if _name(holder) in self.addresses["fmap"] else "skip"
+        memory = "fmap" if _name(section) in self.addresses["fmap"] else "skip"
         _, _, width = self.sections.run.views.buffers[section.buffer]
         depth = LANES * (section.end - section.first)
-        whole = low_end(memory, self.addresses[memory][_name(holder)], depth, width)
+        whole = low_end(memory, self.addresses[memory][_name(section)], depth, width)
         return replace(view, group=view.group - section.first).within(whole)
 
 

@@ -22,7 +22,7 @@ from npuc.targets.easynpu.layers.nodes import fused_behind, interleaved, is_part
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import readings_of
-from npuc.targets.easynpu.plan.grids import Grid, JobShare, Strip, together
+from npuc.targets.easynpu.plan.grids import Grid, JobShare, Strip, together, weights
 from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.plan.ranges import Range, parts_of
 from npuc.targets.easynpu.plan.regions import inputs_of
@@ -30,8 +30,6 @@ from npuc.targets.easynpu.plan.regions import inputs_of
 MOST_UNITS = 32
 """The most units of a range. A unit is a layer with everything that a cut never separates from it."""
 OBJECTIVES = OBJECTIVE.values
-RARELY = 1e-6
-"""The weight of cycles of computation where traffic is minimised: they break ties."""
 
 
 @frozen
@@ -86,10 +84,6 @@ def plans(
     "time": cycles of computation and transfer; "traffic": that alone, cycles of computation break ties. shares:
     what every node streams and computes. Raises DoesNotFit (E302) where a single node fits in no tile.
     """
-    weights = {
-        "time": machine.word_bytes / machine.host_bytes_per_cycle,
-        "traffic": 1 / RARELY,
-    }
     in_turn, readings = parts_of(graph, machine), readings_of(graph, machine)
     by_unit, by_node = units(graph, nodes, machine), range(len(nodes) + 1)
     for fine, points in product((False, True), (by_unit, by_node)):
@@ -98,7 +92,7 @@ def plans(
             part = nodes[start:end]
             return Range(graph, part, machine, shares, tail, in_turn, readings, documented=documented, fine=fine)
 
-        found = _best(points, ranged, weights)
+        found = _best(points, ranged, weights(machine))
         least = least_cycles(graph, nodes, machine, shares)
         fitting = {name: StripPlan(strips, least) for name, strips in found.items()}
         if fitting:

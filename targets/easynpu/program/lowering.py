@@ -49,6 +49,7 @@ from npuc.targets.easynpu.plan.placement import (
 )
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
+from npuc.targets.easynpu.plan.staying import beside, with_staying_maps
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, without_data
@@ -220,9 +221,11 @@ def lower(
             jobs = tuple(map(without_data, full))
             steps.append(EmittedRun(replace(placement, jobs=tuple(each.placed for each in jobs)), jobs, stream))
     emitted = [step for step in steps if isinstance(step, EmittedRun)]
-    parts = [[each] for each in emitted] if documented or not emitted else arranged(emitted, machine)
+    parts = (
+        [[each] for each in emitted] if documented or not emitted else arranged(emitted, machine, streams.contents)
+    )
     runs = [*chain.from_iterable(parts)]
-    init, loads = resident([(run.stream, run.weights_at) for run in runs], machine)
+    init, loads = resident([(run.stream, run.weights_at) for run in runs], machine, streams.contents)
     made = _segments(graph, windows, runs, loads)
     if len(made) == 1:
         words, *others = made[0].images
@@ -308,6 +311,11 @@ def computed(
         if error.problems[0].code not in ("E302", "E301", *(("E204",) if documented else ())):
             raise
     best = plans(graph, nodes, machine, shares, documented=documented)
+    if not documented:
+        best = {
+            name: replace(plan, strips=with_staying_maps(graph, plan.strips, machine, shares, name))
+            for name, plan in best.items()
+        }
     return best, _tiles(graph, best[objective], machine, documented)
 
 
@@ -317,6 +325,11 @@ def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) ->
     Documented words reach a map only at a fixed address. A range may begin with the tile at the top of its map if
     the range before it has ended there; that one's results are left where they are read next.
     """
+    if not documented:
+        for strip, tiles in _in_order(graph, plan, documented):
+            for tile in tiles:
+                yield from _of_tile(graph, strip, tile, machine)
+        return
     runs = (
         run_of(graph, strip.nodes, machine, tile, documented=documented)
         for strip, tiles in _in_order(graph, plan, documented)
@@ -324,10 +337,21 @@ def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) ->
     )
     for run, following in pairwise(chain(runs, [None])):
         assert run is not None
-        if not documented or following is None or not set(run.outputs).intersection(following.inputs):
+        if following is None or not set(run.outputs).intersection(following.inputs):
             yield from placed(run, machine, documented)
         else:
             yield from implicit(run, machine, implicit(following, machine)[0].inputs)
+
+
+def _of_tile(graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine: Machine) -> Sequence[Placement]:
+    """The placed runs of a tile, beside the maps that stay."""
+    run, rest = beside(graph, strip, tile, machine)
+    try:
+        return _explicit_segments(run, rest) if strip.free else placed(run, machine, documented=False)
+    except DoesNotFit:
+        if strip.staying:
+            raise
+    return in_sections(graph, strip.nodes, rest, tile)
 
 
 def _in_order(
@@ -363,17 +387,6 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
 
 
 def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
-    """The run placed as a whole, then cut; if its maps do not fit, cut first and placed in sections."""
-    try:
-        return _placed_whole(run, machine)
-    except DoesNotFit as error:
-        try:
-            return in_sections(run, machine)
-        except DoesNotFit:
-            raise error from None
-
-
-def _placed_whole(run: Run, machine: Machine) -> list[Placement]:
     """The run placed as a whole, then cut; maps stay in the DTCMs from segment to segment."""
     placement = explicit(run, machine)
     placed = [piece for each in placement.jobs for piece in _in_pieces(each, machine)]

@@ -79,7 +79,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
         **costs([each.tiling for _, each in parts], machine),
         "ideal_cycles": min(own, executed) / machine.macs_per_cycle,
         "instruction": first,
-        "weight_words": len(job.weights),
+        "weight_words": sum(len(stage.block) for stage in stages),
         "table_error_lsb": max(errors) if errors else None,
         "accumulator_bound": max(bounds) if bounds else None,
         "padding_cycles": sum(_padding_cycles(stage) for _, each in parts for stage in each.placed.job.stages),

@@ -19,7 +19,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.layers.jobs import Stage
-from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.program.artefact import ImageLoad
@@ -48,6 +48,13 @@ class WeightImage:
             self.starts[stream] = len(self.image) // LANES
             self.image.extend(stream)
         return self.starts[stream], len(stream) // LANES
+
+    @property
+    def contents(self) -> Array:
+        """For every word, the first word of the file that equals it."""
+        words = np.frombuffer(bytes(self.image), np.dtype((np.void, LANES)))
+        _, first, same = np.unique(words, return_index=True, return_inverse=True)
+        return first[same]
 
 
 @frozen
@@ -126,9 +133,10 @@ class EmittedRun:
         return replace(self, jobs=tuple(found), weights_at=base)
 
 
-def arranged(runs: Sequence[EmittedRun], machine: Machine) -> list[list[EmittedRun]]:
+def arranged(runs: Sequence[EmittedRun], machine: Machine, contents: Array) -> list[list[EmittedRun]]:
     """The parts of each run, with the places of their streams, for the fewest words that are loaded again.
 
+    contents: of every word of the image, a number that equal words have in common (WeightImage.contents).
     Long runs are divided where smaller ones share less room, so that more stays.
     """
     counts = Counter(run.stream for run in runs)
@@ -139,7 +147,9 @@ def arranged(runs: Sequence[EmittedRun], machine: Machine) -> list[list[EmittedR
         flat = [each for part in parts for each in part]
         bases = iter(places_of_streams([each.stream for each in flat], machine))
         placed = [[replace(each, weights_at=next(bases)) for each in part] for part in parts]
-        _, loads = resident([(each.stream, each.weights_at) for part in placed for each in part], machine)
+        _, loads = resident(
+            [(each.stream, each.weights_at) for part in placed for each in part], machine, contents
+        )
         cost = sum(each.words for load in loads for each in load) + WORTH * len(flat)
         if best is None or cost < best[0]:
             best = cost, placed
@@ -165,26 +175,24 @@ def places_of_streams(streams: Sequence[Stream], machine: Machine) -> list[int]:
 
 
 def resident(
-    streams: Sequence[tuple[Stream, int]], machine: Machine
+    streams: Sequence[tuple[Stream, int]], machine: Machine, contents: Array
 ) -> tuple[tuple[ImageLoad, ...], list[tuple[ImageLoad, ...]]]:
     """What is loaded before the first inference, and by each segment of every inference.
 
     streams: of each segment, with its address.
     """
-    held = np.full(machine.weight_words, NONE)
-    """For each word of the DTCM the word of the image that it holds."""
-
-    image = np.arange(max((first + words for (first, words), _ in streams), default=0))
+    held, holds = np.full((2, machine.weight_words), NONE)
+    """For each word of the DTCM the word of the image that it holds, and the number of its contents."""
+    image = np.arange(len(contents))
 
     def load(stream: Stream, base: int) -> tuple[ImageLoad, ...]:
-        here, wanted = held[base : base + stream[1]], image[stream[0] : sum(stream)]
-        others = here != wanted
-        found = tuple(_loads(np.where(others, wanted, NONE), base)) if others.any() else ()
-        here[:] = wanted
-        return found
+        here, there = slice(base, base + stream[1]), slice(stream[0], sum(stream))
+        others = _without_gaps(holds[here] != contents[there])
+        held[here], holds[here] = np.where(others, image[there], held[here]), contents[there]
+        return tuple(_loads(np.where(others, image[there], NONE), base)) if others.any() else ()
 
-    for (first, words), base in streams:
-        held[base : base + words] = image[first : first + words]
+    for stream, base in streams:
+        load(stream, base)
     before, loaded = held.copy(), np.zeros(len(held), np.bool_)
     used = np.zeros(len(held), np.bool_)
     """The words that an inference reads before it loads them."""
@@ -196,6 +204,15 @@ def resident(
         here = slice(base, base + stream[1])
         used[here] |= ~loaded[here]
     return tuple(_loads(np.where(used, before, NONE), 0)), found
+
+
+def _without_gaps(wanted: Array) -> Array:
+    """The words to load, with those between them that are too few for a transfer to end: bias and scale."""
+    edges = np.flatnonzero(np.diff(wanted, prepend=True, append=True))
+    found = wanted.copy()
+    for first, end in zip(edges[::2], edges[1::2], strict=True):
+        found[first:end] = end - first <= BS_WORDS
+    return found
 
 
 def _loads(wanted: Array, base: int) -> Iterator[ImageLoad]:
