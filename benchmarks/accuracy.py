@@ -1,7 +1,7 @@
 """Accuracy of npuc's integer networks compared with fp32 and with other quantisers, task by task, in one run.
 
-    python benchmarks/accuracy.py [--level 0|1|2]... [--task NAME]... [--peer NAME]... [--python NAME=PYTHON]...
-        [--drawing FILE.svg] [--seed N] [--json]
+    python benchmarks/accuracy.py [--level 0|1|2]... [--task NAME]... [--target NAME]... [--peer NAME]...
+        [--python NAME=PYTHON]... [--drawing FILE.svg] [--seed N] [--json]
 
 The tasks are those beside the checkout, else npuc's own digits. Models without a task get synthetic inputs:
 standard normal, different for calibration and test (--seed changes them). onnxruntime: quantize_static, QDQ, per
@@ -289,6 +289,7 @@ def _pythons(_context: click.Context, _option: click.Parameter, given: Sequence[
 @click.command()
 @click.option("--level", "levels", type=click.Choice(("0", "1", "2")), multiple=True, default=("1",))
 @click.option("--task", "wanted", multiple=True, help="Only these.")
+@click.option("--target", "targets", multiple=True, help="Only these of npuc's computations.")
 @click.option("--peer", "peers", type=click.Choice((*PROGRAMS,)), multiple=True, help="With all its settings.")
 @click.option("--python", "pythons", multiple=True, callback=_pythons, help="QUANTISER=PYTHON, its own.")
 @click.option("--seed", default=0, show_default=True, help="Of synthetic inputs.")
@@ -297,6 +298,7 @@ def _pythons(_context: click.Context, _option: click.Parameter, given: Sequence[
 def main(
     levels: tuple[str, ...],
     wanted: tuple[str, ...],
+    targets: tuple[str, ...],
     peers: tuple[str, ...],
     pythons: Mapping[str, str],
     seed: int,
@@ -307,7 +309,7 @@ def main(
     settings = {**USUAL, **{each: SETTINGS[each] for each in peers}}
     with tempfile.TemporaryDirectory() as folder:
         chosen = [each for each in tasks(Path(folder), seed) if not wanted or each[0] in wanted]
-        found = [row for task in chosen for row in rows(*task, levels, settings, pythons=pythons)]
+        found = [row for task in chosen for row in rows(*task, levels, settings, targets, pythons)]
     if drawing is not None:
         drawing.write_text(draw(costs(found)), "utf-8")
     if in_json:
