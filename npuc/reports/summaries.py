@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.account import PLACES, Entry, fate, list_names, place_lines, reasons
+from npuc.errors import IN_FLOAT
 from npuc.program import Ranges
 from npuc.reports.difference import changes_line
 from npuc.reports.layers import figure_text, layer_facts, value_text
@@ -97,7 +98,7 @@ def _whole(loss: Shown | None) -> Iterator[str]:
     if loss is None:
         return
     poor = loss["sqnr_db"] is not None and loss["sqnr_db"] < POOR
-    remedy = "; --precision mixed or --deny NODE keeps layers in float" if poor else ""
+    remedy = f"; {IN_FLOAT}" if poor else ""
     yield f"the whole model: {_decibels(loss['sqnr_db'])} on {plural(loss['samples'], 'held-out sample')}{remedy}"
     for each in loss["parts"]:
         if (

@@ -9,11 +9,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-import npuc
+from npuc import api
 from npuc.account import account_of
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.reports.summaries import compile_summary
 from npuc.samples.loading import save
+from npuc.text.escaping import escape_report
 from tests.compiled import program_of
 from tests.onnx_models import parse
 
@@ -41,7 +43,7 @@ def _compiled(folder: Path, target: str, **options: Any) -> tuple[Program, Array
     )
     session: Any = onnxruntime.InferenceSession((folder / "m.onnx").read_bytes())
     wanted = np.stack([session.run(["y"], {"x": each})[0] for each in x])
-    return program, npuc.load(folder / "out.npu").run(x)["y"].reshape(wanted.shape), wanted
+    return program, api.load(folder / "out.npu").run(x)["y"].reshape(wanted.shape), wanted
 
 
 def _decibels(found: Array, wanted: Array) -> float:
@@ -57,6 +59,9 @@ def test_the_part_and_the_node_that_lose_the_outputs_are_told(target: str, tmp_p
     first, second = told["parts"]
     assert (first["path"], first["node"]) == ("npu/part_0", "first")
     assert second["sqnr_db"] > 25 > first["sqnr_db"]
+    lines = compile_summary(escape_report(program.manifest["report"]), (), tmp_path, verbose=False).splitlines()
+    at = next(number for number, line in enumerate(lines) if "the whole model:" in line)
+    assert "--deny NODE" in lines[at] and lines[at + 1].endswith("dB, most lost by 'first'")
 
 
 @pytest.mark.parametrize("target", ["easynpu", "nvdla-small"])
