@@ -80,7 +80,7 @@ class PartProver(Protocol):
         ...
 
     def judge(
-        self, program: Program, lowered: Sequence[LoweredPart], models: Sequence[bytes], samples: Samples
+        self, program: Program, lowered: Sequence[LoweredPart], models: Sequence[onnx.ModelProto], samples: Samples
     ) -> tuple[Program, Collection[int]]:
         """The program of all parts with what its parts cost the outputs, and the parts to compute in float."""
         ...
@@ -291,7 +291,7 @@ def _judge(
     outside = read_outside(plan.network, parts)
     npu = [part for part in parts if part.on_npu]
     found = [lowered[key_of(plan.network, outside, part)] for part in npu]
-    models = [_part_model(plan, *each).SerializeToString() for each in zip(npu, found, strict=True)]
+    models = [_part_model(plan, *each) for each in zip(npu, found, strict=True)]
     program, moved = prover.judge(program, found, models, samples)
     for number in moved:
         deny(plan, npu[number].blocks, Problem(HOST_STEP, REASON))

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npuc.account import PartLoss, WholeLoss
+from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.program import Program, as_loaded
-from npuc.quantize.improvement.acceptance import decibels, mean_ratio
+from npuc.quantize.improvement.acceptance import HOPELESS, decibels, mean_ratio, ratio
 from npuc.quantize.improvement.mixed import MOST_MACS, WORTH
 from npuc.quantize.improvement.search import numbers, pick_feeds
-from npuc.reference import graph_session, session
+from npuc.reference import graph_session
 from npuc.regions.assembling import LoweredPart
 from npuc.regions.running import CompositeRunner, sample_by_sample, stack_samples
+from npuc.regions.witnesses import foreign_session
 from npuc.samples.loading import Samples
 from npuc.target import Observer, Runner
 from npuc.verification.batches import integer_runner, tensor_scale
+
+if TYPE_CHECKING:
+    import onnx
 
 MOST_SAMPLES = 8
 MOST_PARTS = 8
@@ -37,13 +43,13 @@ class WholeJudge:
     """
 
     def __init__(
-        self, program: Program, lowered: Sequence[LoweredPart], models: Sequence[bytes], samples: Samples
+        self, program: Program, lowered: Sequence[LoweredPart], models: Sequence[onnx.ModelProto], samples: Samples
     ) -> None:
         self.lowered, self.every = lowered, frozenset(range(len(lowered)))
         self.integers = [integer_runner(each.program) for each in lowered]
         outputs = ([port.name for port in each.program.outputs] for each in lowered)
         self.floats = [
-            sample_by_sample(session(model), names) for model, names in zip(models, outputs, strict=True)
+            sample_by_sample(foreign_session(model), names) for model, names in zip(models, outputs, strict=True)
         ]
         (feeds,) = pick_feeds(samples, numbers(samples, 0)[1][:MOST_SAMPLES])
         self.samples = len(feeds)
@@ -64,11 +70,19 @@ class WholeJudge:
         return run
 
     def noise(self, integers: Collection[int]) -> float:
-        """The noise of the outputs with these parts in integers, and the others in float."""
+        """The noise of the outputs with these parts in integers, and the others in float.
+
+        HOPELESS for outputs of other shapes, and if the host does not compute what the integers give.
+        """
         self.chosen = integers
-        found = self.run.run_parts(self.feeds, None)
-        alike = [name for name in self.judged if found[name].shape == self.wanted[name].shape]
-        return mean_ratio({name: self.wanted[name] for name in alike}, found) if alike else 0.0
+        try:
+            found = self.run.run_parts(self.feeds, None)
+        except ArtefactError as error:
+            if error.problems[0].code != "E502":
+                raise
+            return HOPELESS
+        pairs = [(self.wanted[name], found[name]) for name in self.judged]
+        return fmean(ratio(*each) if each[0].shape == each[1].shape else HOPELESS for each in pairs)
 
     def noisiest(self) -> list[int]:
         """The parts with the most noise at their own outputs on exact inputs."""

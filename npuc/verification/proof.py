@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +41,9 @@ from npuc.verification.exact import jumping
 from npuc.verification.losses import WholeJudge
 from npuc.verification.metrics import Outputs, same_type
 from npuc.verification.original import is_same
+
+if TYPE_CHECKING:
+    import onnx
 
 REMEDY = (
     "this is a defect of npuc, not of the model: report it with the model and this command; "
@@ -96,7 +99,7 @@ class Prover:
         return entirely(program, graphs, self.request, samples)
 
     def judge(
-        self, program: Program, lowered: Sequence[LoweredPart], models: Sequence[bytes], samples: Samples
+        self, program: Program, lowered: Sequence[LoweredPart], models: Sequence[onnx.ModelProto], samples: Samples
     ) -> tuple[Program, Collection[int]]:
         """The program of all parts with what they cost the model's outputs, and the parts to compute in float.
 

@@ -11,6 +11,7 @@ import pytest
 
 from npuc import api
 from npuc.account import account_of
+from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reports.summaries import compile_summary
@@ -72,3 +73,19 @@ def test_mixed_precision_moves_the_part_that_loses_the_outputs(target: str, tmp_
     placed = {each.node: each.place for each in account_of(program.manifest)}
     assert (placed["first"], placed["second"], placed["third"]) == ("host", "npu", "npu")
     assert _decibels(found, wanted) > _decibels(poor, wanted) + 10
+
+
+def test_integers_that_the_host_cannot_use_are_hopeless(tmp_path: Path) -> None:
+    """In steps of 1/32, 3.4999 is 3.5: rounded it is an index that the table has not."""
+    model = parse(
+        "g (float[1,1,4,4] x) => (float[1,1,4,4] y) <float[4] table = {1, 2, 3, 5}> {"
+        " a = Conv(x, one)\n r = Round(a)\n i = Cast<to = 7>(r)\n y = Gather(table, i) }",
+        one=np.ones((1, 1, 1, 1), np.float32),
+    )
+    x = np.random.default_rng(3).uniform(0, 3.4, (12, 1, 1, 4, 4)).astype(np.float32)
+    x[..., 0] = 3.4999
+    save(tmp_path / "x.npz", {"x": x})
+    program = program_of(model, tmp_path, "easynpu", {"level": "1"}, [tmp_path / "x.npz"])
+    assert program.manifest["report"]["whole"]["sqnr_db"] == -120
+    with pytest.raises(ArtefactError, match="E502"):
+        api.load(tmp_path / "out.npu").run(x)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc.errors import ModelError
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
@@ -117,7 +118,10 @@ class Acceptance:
         if self.tail is not None:
             noises.append(self.behind(self.tail, found))
         if self.remainder is not None and self._model_outputs:
-            noises.append(mean_ratio(self._model_outputs, self._of_model(self.remainder, found)))
+            try:
+                noises.append(mean_ratio(self._model_outputs, self._of_model(self.remainder, found)))
+            except ModelError:  # of what these integers give, while it computes the exact values
+                noises.append(HOPELESS)
         return sum(noises) / len(noises)
 
     def _of_model(
