@@ -85,7 +85,9 @@ def test_integers_that_the_host_cannot_use_are_hopeless(tmp_path: Path) -> None:
     x = np.random.default_rng(3).uniform(0, 3.4, (12, 1, 1, 4, 4)).astype(np.float32)
     x[..., 0] = 3.4999
     save(tmp_path / "x.npz", {"x": x})
-    program = program_of(model, tmp_path, "easynpu", {"level": "1"}, [tmp_path / "x.npz"])
+    program = program_of(
+        model, tmp_path, "easynpu", {"level": "1", "scales": "power-of-two"}, [tmp_path / "x.npz"]
+    )
     assert program.manifest["report"]["whole"]["sqnr_db"] == -120
     with pytest.raises(ArtefactError, match="E502"):
         api.load(tmp_path / "out.npu").run(x)
