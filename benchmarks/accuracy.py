@@ -1,10 +1,12 @@
-"""Accuracy of npuc's integer networks compared with fp32 and onnxruntime's own quantisation, task by task.
+"""Accuracy of npuc's integer networks compared with fp32 and with other quantisers, task by task, in one run.
 
-    python benchmarks/accuracy.py [--level 0|1|2] [--task NAME] [--methods MinMax,...] [--seed N] [--json]
+    python benchmarks/accuracy.py [--level 0|1|2]... [--task NAME]... [--target NAME]... [--peer NAME]...
+        [--python NAME=PYTHON]... [--drawing FILE.svg] [--seed N] [--json]
 
 The tasks are those beside the checkout, else npuc's own digits. Models without a task get synthetic inputs:
 standard normal, different for calibration and test (--seed changes them). onnxruntime: quantize_static, QDQ, per
-channel, int8 activations and weights, symmetric, on the same calibration samples, with every method of --methods.
+channel, int8 weights, on the same calibration samples; --peer adds its other settings, and other quantisers. Each
+is a process of its own, npuc too, on one thread; CPU seconds include imports.
 Errors are per output, top-1 and agreement those of the first output. Where the host has parts of a network, it
 computes these, and the integer networks of the other parts the rest. A network that a target refuses has no row;
 stderr has the reason.
@@ -12,29 +14,30 @@ stderr has the reason.
 
 from __future__ import annotations
 
+import html
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from time import process_time
+from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 import click
 import numpy as np
 from networks import SHARED
+from quantisers import PROGRAMS, SETTINGS, Refused, measure, quantised
 
-from npuc import driver, running
-from npuc.driver import compile_model
+from npuc import running
 from npuc.errors import NpucError
 from npuc.ir import Array
-from npuc.program import Program, as_loaded
+from npuc.program import Program, load, load_evidence
 from npuc.reference import session
-from npuc.regions.artefact import is_composite
 from npuc.registry import names
 from npuc.samples import loading as data
-from npuc.target import Options, Request
 from npuc.target import target as find
 from npuc.text.terminal import as_json, table
 from npuc.verification.batches import integer_runner
@@ -54,9 +57,12 @@ WITHOUT_TASK = {
     "tiny_kws": "tiny_kws_dscnn_fp32",
     "tiny_vww": "tiny_vww_mbv1_fp32",
 }
+YARDSTICK = "onnxruntime MinMax symmetric"
+USUAL: Mapping[str, Sequence[tuple[str, ...]]] = {"onnxruntime": [("MinMax", "symmetric")]}
+EXACT = 100.0
+"""dB that stand for equal values."""
 BATCH = 50
 """Samples that a program of several parts computes together."""
-METHODS = ("MinMax", "Entropy", "Percentile")
 MADE_UP = 40, 60
 """Samples for calibration and for the test."""
 
@@ -107,57 +113,67 @@ def rows(
     model: Path,
     calibration: Path,
     test: Path,
-    level: str,
-    methods: Sequence[str],
+    levels: Sequence[str],
+    settings: Mapping[str, Sequence[tuple[str, ...]]],
     only: Sequence[str] = (),
+    pythons: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Row]:
-    """fp32, onnxruntime's int8, and every target with an integer network; only: those computations, if any."""
+    """fp32, the quantisers with their settings, and every target with int8; only: of npuc's, if any."""
     from npuc.frontend import load as import_model
 
     samples = data.load([test], running.input_types(import_model(model)))
-    labels = samples.labels
     exact = _outputs(model.read_bytes(), samples)
-    yield _row(task, "fp32", exact, exact, labels)
-    for method in methods:
-        started = process_time()
-        theirs = by_onnxruntime(model, calibration, method)
-        seconds = process_time() - started
-        yield _row(task, f"onnxruntime int8, {method}", _outputs(theirs, samples), exact, labels, seconds)
-    for name in names():
-        for computation, network in _of_target(name, model, calibration, level):
-            if only and computation not in only:
-                continue
-            started = process_time()
+    yield _row(task, "fp32", exact, exact, samples.labels)
+    made: dict[str, Callable[[Path], tuple[bytes | Program, float]]] = {
+        " ".join((peer, *each)): partial(quantised, peer, each, model, calibration, pythons.get(peer))
+        for peer, asked in settings.items()
+        for each in asked
+    }
+    for each, level in product(_of_targets(), levels):
+        if each in only or not only:
+            title = f"{each} -O{level}" if len(levels) > 1 else each
+            made[title] = partial(_by_npuc, each, level, model, calibration)
+    for computation, make in made.items():
+        with tempfile.TemporaryDirectory() as folder:
             try:
-                found = network()
-            except NpucError as refusal:
-                click.echo(f"{task}, {computation}: refused\n{refusal}", err=True)
+                network, seconds = make(Path(folder))
+                outputs = (
+                    _outputs(network, samples, len(exact))
+                    if isinstance(network, bytes)
+                    else _by_integers(network, samples)
+                )
+            except (Refused, NpucError) as refusal:
+                click.echo(f"{task}, {computation}: {refusal}", err=True)
                 continue
-            seconds = process_time() - started
-            outputs = (
-                _outputs(found, samples, len(exact)) if isinstance(found, bytes) else _in_parts(found, samples)
-            )
-            yield _row(task, computation, outputs, exact, labels, seconds)
+        yield _row(task, computation, outputs, exact, samples.labels, seconds)
 
 
-def _of_target(
-    name: str, model: Path, calibration: Path, level: str
-) -> Iterator[tuple[str, Callable[[], bytes | Program]]]:
-    """The target's QDQ model and the integer network that it compiles: names, and functions that make them."""
-    machine, options = find(name), Options(level=level, precision="int8")
-    if machine.has_integer_network:
-        yield f"{name} QDQ", lambda: driver.quantise_model(Request(model, machine, options, [calibration]))[0]
-    if "int8" in machine.precisions:
-        yield name, lambda: _integer(compile_model(Request(model, machine, options, [calibration]))[0])
+def _of_targets() -> Iterator[str]:
+    """The targets with int8, and QDQ after the names of those whose integer networks other runtimes can open."""
+    for name in names():
+        yield from [f"{name} QDQ"] * find(name).has_integer_network
+        yield from [name] * ("int8" in find(name).precisions)
 
 
-def _integer(program: Program) -> bytes | Program:
-    """The integer network of a program; the program itself if the host has a part."""
-    return as_loaded(program) if is_composite(program) else bytes(program.evidence["reference.onnx"])
+def _by_npuc(
+    computation: str, level: str, model: Path, calibration: Path, folder: Path
+) -> tuple[bytes | Program, float]:
+    """The QDQ model, or the integer network that a target compiles, by a process of npuc; its CPU seconds."""
+    target, *in_qdq = computation.split()
+    output = folder / ("q.onnx" if in_qdq else "q.npu")
+    given = ["--target", target, f"-O{level}", "--calibration", calibration, "-o", output]
+    command = ["quantize", model, *given] if in_qdq else ["compile", model, *given, "--precision", "int8"]
+    seconds = measure([sys.executable, "-m", "npuc", *command], folder)
+    return output.read_bytes() if in_qdq else _with_evidence(output), seconds
 
 
-def _in_parts(program: Program, samples: data.Samples) -> list[Array]:
-    """The outputs of a program of several parts, each computed by its integer network: (samples, elements)."""
+def _with_evidence(output: Path) -> Program:
+    program = load(output)
+    return replace(program, evidence=load_evidence(output, program))
+
+
+def _by_integers(program: Program, samples: data.Samples) -> list[Array]:
+    """The outputs of a program's integer network, host regions included: (samples, elements)."""
     run = integer_runner(program)
     found = [run(batch.inputs) for batch in samples.batches(BATCH)]
     names = [port.name for port in program.outputs]
@@ -199,64 +215,103 @@ def decibels(found: Array, exact: Array) -> float | None:
     return apart.sqnr_db
 
 
-def by_onnxruntime(model: Path, calibration: Path, method: str) -> bytes:
-    """The model quantised by onnxruntime's quantize_static with a CalibrationMethod."""
-    import onnx
-    from onnx import version_converter
-    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
-    from onnxruntime.quantization.calibrate import CalibrationDataReader
-
-    from npuc.frontend import load as import_model
-
-    samples = data.load([calibration], running.input_types(import_model(model)))
-
-    class Reader(CalibrationDataReader):
-        """Feeds the samples one by one."""
-
-        def __init__(self) -> None:
-            self.feeds = samples.feeds()
-
-        def get_next(self) -> dict[str, Any]:
-            return dict(next(self.feeds, {}))
-
-    with tempfile.TemporaryDirectory() as folder:
-        source, result = Path(folder) / "m.onnx", Path(folder) / "q.onnx"
-        proto = onnx.load(model)
-        if proto.opset_import[0].version < 13:  # quantisation per axis
-            proto = version_converter.convert_version(proto, 17)
-        onnx.save(proto, source)
-        with redirect_stdout(sys.stderr):  # it prints its progress
-            quantize_static(
-                str(source),
-                str(result),
-                Reader(),
-                quant_format=QuantFormat.QDQ,
-                per_channel=True,
-                activation_type=QuantType.QInt8,
-                weight_type=QuantType.QInt8,
-                calibrate_method=CalibrationMethod[method],
-                extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
-            )
-        return result.read_bytes()
-
-
 def _cells(row: Row) -> tuple[Any, ...]:
     """The columns of the table."""
     errors = ", ".join("exact" if each is None else f"{each:.1f}" for each in row.sqnr_db)
     return tuple((asdict(row) | {"sqnr_db": errors}).values())
 
 
+def costs(found: Sequence[Row]) -> dict[str, tuple[float, float]]:
+    """For each computation that has every task: its CPU seconds over the yardstick's, and dB above the yardstick.
+
+    Both are means over tasks; dB of the worst output, at most EXACT.
+    """
+    tasks_of: dict[str, dict[str, Row]] = {}
+    for row in found:
+        if row.cpu_seconds is not None:
+            tasks_of.setdefault(row.computation, {})[row.task] = row
+    first = tasks_of[YARDSTICK]
+
+    def worst(row: Row) -> float:
+        return min(EXACT if each is None else min(each, EXACT) for each in row.sqnr_db)
+
+    return {
+        name: (
+            fmean((row.cpu_seconds or 0) / (first[task].cpu_seconds or 1) for task, row in rows.items()),
+            fmean(worst(row) - worst(first[task]) for task, row in rows.items()),
+        )
+        for name, rows in tasks_of.items()
+        if rows.keys() == first.keys()
+    }
+
+
+def draw(points: Mapping[str, tuple[float, float]]) -> str:
+    """A picture (SVG) of `costs`, with the front: those that nothing quicker beats."""
+    width, height, edge = 720, 420, 46
+    x, y = (np.array(each) for each in zip(*points.values(), strict=True))
+    left, right, low, high = np.log2(x.min()) - 0.2, np.log2(x.max()) + 1.2, y.min() - 1, y.max() + 1
+
+    def place(at: tuple[float, float]) -> tuple[float, float]:
+        across = (np.log2(at[0]) - left) / (right - left)
+        down = 1 - (at[1] - low) / (high - low)
+        return round(edge + across * (width - 2 * edge), 1), round(edge + down * (height - 2 * edge), 1)
+
+    best, front = -np.inf, list[str]()
+    for at in sorted(points.values()):
+        if at[1] > best:
+            best = at[1]
+            front.append("{},{}".format(*place(at)))
+    marks = [f'<polyline points="{" ".join(front)}" fill="none" stroke="#888" stroke-dasharray="4 3"/>']
+    for name, at in points.items():
+        (across, down), colour = place(at), "#c33" if name.split()[0] in PROGRAMS else "#06c"
+        marks += [
+            f'<circle cx="{across}" cy="{down}" r="4" fill="{colour}"/>',
+            f'<text x="{across + 6}" y="{down + 4}">{html.escape(name)}</text>',
+        ]
+    for power in range(int(np.ceil(left)), int(right) + 1):
+        marks.append(f'<text x="{place((2.0**power, low))[0]}" y="{height - 24}">{2.0**power:g}</text>')
+    for step in range(int(np.ceil(low / 5)) * 5, int(high) + 1, 5):
+        marks.append(f'<text x="8" y="{place((1.0, step))[1]}">{step:+d} dB</text>')
+    marks.append(f'<text x="{width // 2 - 90}" y="{height - 6}">CPU seconds over those of {YARDSTICK}</text>')
+    size = f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *marks, "</svg>", ""])
+
+
+def _pythons(_context: click.Context, _option: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+    """The Pythons of --python, by quantiser. Raises BadParameter."""
+    pairs = [each.split("=", 1) for each in given]
+    if any(len(each) < 2 or each[0] not in PROGRAMS for each in pairs):
+        raise click.BadParameter(f"give QUANTISER=PYTHON, with one of {', '.join(PROGRAMS)}")
+    return dict(pairs)
+
+
 @click.command()
-@click.option("--level", type=click.Choice(("0", "1", "2")), default="1", show_default=True)
+@click.option("--level", "levels", type=click.Choice(("0", "1", "2")), multiple=True, default=("1",))
 @click.option("--task", "wanted", multiple=True, help="Only these.")
-@click.option("--methods", default="MinMax", show_default=True, help=f"Of onnxruntime: {', '.join(METHODS)}.")
+@click.option("--target", "targets", multiple=True, help="Only these of npuc's computations.")
+@click.option("--peer", "peers", type=click.Choice((*PROGRAMS,)), multiple=True, help="With all its settings.")
+@click.option("--python", "pythons", multiple=True, callback=_pythons, help="QUANTISER=PYTHON, its own.")
 @click.option("--seed", default=0, show_default=True, help="Of synthetic inputs.")
+@click.option("--drawing", type=click.Path(path_type=Path), help="Write dB over CPU seconds (.svg).")
 @click.option("--json", "in_json", is_flag=True)
-def main(level: str, wanted: tuple[str, ...], methods: str, seed: int, in_json: bool) -> None:
+def main(
+    levels: tuple[str, ...],
+    wanted: tuple[str, ...],
+    targets: tuple[str, ...],
+    peers: tuple[str, ...],
+    pythons: Mapping[str, str],
+    seed: int,
+    drawing: Path | None,
+    in_json: bool,
+) -> None:
     """Print the table of all tasks and targets found."""
+    settings = {**USUAL, **{each: SETTINGS[each] for each in peers}}
     with tempfile.TemporaryDirectory() as folder:
         chosen = [each for each in tasks(Path(folder), seed) if not wanted or each[0] in wanted]
-        found = [row for task in chosen for row in rows(*task, level, methods.split(","))]
+        found = [row for task in chosen for row in rows(*task, levels, settings, targets, pythons)]
+    if drawing is not None:
+        drawing.write_text(draw(costs(found)), "utf-8")
     if in_json:
         click.echo(as_json([asdict(row) for row in found]))
         return

@@ -18,29 +18,7 @@ from tempfile import TemporaryDirectory
 import click
 from history import conclude, follow, history_option, note_option
 from networks import Network, light, networks
-
-YARDSTICK = """
-import sys, numpy, onnx
-from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
-
-class Reader(CalibrationDataReader):
-    def __init__(self, path, given):
-        shape = [each.dim_value or 1 for each in given.type.tensor_type.shape.dim]
-        with numpy.load(path) as data:
-            samples = data[given.name if given.name in data else "x"].astype("f4")
-        self.feeds = iter([{given.name: each.reshape(shape)} for each in samples])
-
-    def get_next(self):
-        return next(self.feeds, None)
-
-model, samples, output = sys.argv[1:]
-(given,) = onnx.load(model).graph.input
-quantize_static(
-    model, output, Reader(samples, given), per_channel=True, calibrate_method=CalibrationMethod.MinMax,
-    activation_type=QuantType.QInt8, weight_type=QuantType.QInt8,
-)
-"""
-"""quantize_static per channel, with MinMax, on the same samples."""
+from quantisers import PROGRAMS, READ
 
 HELP_LIMIT = 0.12
 COMPILE_LIMITS = {"ResNet-8": 1.0, "MobileNetV1-0.25": 1.2}
@@ -90,14 +68,19 @@ def _run(command: Sequence[str], output: Path) -> tuple[float, float]:
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit / 1e6
 
 
+def yardstick_of(network: Network, output: Path) -> list[str]:
+    """The command of quantize_static per channel, with MinMax, on the same samples."""
+    given = [network.model, network.samples, str(output), "MinMax", "int8"]
+    return [sys.executable, "-c", READ + PROGRAMS["onnxruntime"], *given]
+
+
 def rows(found: Sequence[Network], repeat: int, folder: str) -> Iterator[Row]:
     """Measures the help, then quantize_static, compile and verify for every network."""
     npuc = (sys.executable, "-m", "npuc")
     yield Row("npuc --help", None, *cost([*npuc, "--help"], repeat), cpu_limit=HELP_LIMIT)
     for network in found:
         program = str(Path(folder) / f"{network.name}.npu")
-        quantised = str(Path(folder) / f"{network.name}.onnx")
-        yardstick = cost([sys.executable, "-c", YARDSTICK, network.model, network.samples, quantised], repeat)
+        yardstick = cost(yardstick_of(network, Path(folder) / f"{network.name}.onnx"), repeat)
         yield Row("quantize_static", network.name, *yardstick, ratio=1.0)
         options = ["--target", "easynpu", "--calibration", network.samples, "-o", program]
         seconds, megabytes = cost([*npuc, "compile", network.model, *options], repeat)

@@ -21,8 +21,8 @@ from typing import Any
 import click
 import numpy as np
 import onnx
-from accuracy import by_onnxruntime
 from onnx import helper, numpy_helper
+from quantisers import quantised
 
 from npuc import api
 from npuc.ir import Array
@@ -125,7 +125,9 @@ def rows(folder: Path, name: str, seed: int, targets: tuple[str, ...], options: 
     made: dict[str, Callable[[], Callable[[Array], list[Array]]]] = {
         FP32: lambda: partial(_outputs, model.read_bytes())
     }
-    made["onnxruntime"] = lambda: partial(_outputs, by_onnxruntime(model, calibration, "MinMax"))
+    made["onnxruntime"] = lambda: partial(
+        _outputs, quantised("onnxruntime", ("MinMax", "symmetric"), model, calibration, None, folder)[0]
+    )
     made["8 bits alone"] = lambda: _rounded(model, calibration)
     made |= {each: lambda each=each: _compile(each, model, calibration, options) for each in targets}
     for each, make in made.items():

@@ -20,7 +20,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import click
-from compile import YARDSTICK, cost
+from compile import cost, yardstick_of
 from history import conclude
 from networks import Network, select
 
@@ -99,7 +99,7 @@ def rows(network: Network, target: str, repeat: int, folder: Path, told: Sequenc
     output, shares = folder / "parts.json", list[Counter[str]]()
     options = ("--target", target, "--calibration", network.samples, "-o", str(folder / "p.npu"))
     command = ("compile", network.model, *options, *told)
-    yardstick = (sys.executable, "-c", YARDSTICK, network.model, network.samples, str(folder / "q.onnx"))
+    yardstick = yardstick_of(network, folder / "q.onnx")
     for _ in range(repeat):
         ratio = cost((sys.executable, "-m", "npuc", *command), 1)[0] / cost(yardstick, 1)[0]
         cost((sys.executable, "-c", SAMPLER, places, str(output), *command), 1)

@@ -107,8 +107,8 @@ def accuracies() -> Rows:
     yield "network", "onnxruntime", *TARGETS
     with TemporaryDirectory() as folder:
         for task in accuracy.tasks(Path(folder), 0):
-            found = {row.computation: row for row in accuracy.rows(*task, "1", ["MinMax"], TARGETS)}
-            wanted = ("onnxruntime int8, MinMax", *TARGETS)
+            found = {row.computation: row for row in accuracy.rows(*task, "1", accuracy.USUAL, TARGETS)}
+            wanted = (accuracy.YARDSTICK, *TARGETS)
             yield task[0], *(_decibels(found[each]) if each in found else "-" for each in wanted)
 
 

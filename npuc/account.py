@@ -60,6 +60,25 @@ class Partition:
 
 
 @frozen
+class PartLoss:
+    """What an NPU part costs: the outputs' signal to noise in dB with only it in integers; None if exact."""
+
+    path: str
+    sqnr_db: float | None
+    node: str
+    """The node of the model whose layer adds the most noise within the part."""
+
+
+@frozen
+class WholeLoss:
+    """The outputs' signal to noise in dB on held-out samples, and what the parts cost, the worst one first."""
+
+    samples: int
+    sqnr_db: float | None
+    parts: tuple[PartLoss, ...]
+
+
+@frozen
 class Report:
     """The report of a compile; targets add fields of their own."""
 
@@ -79,6 +98,8 @@ class Report:
     executed_macs: int | None = None
     macs_per_cycle: float | None = None
     bytes_per_cycle: float | None = None
+    whole: WholeLoss | None = None
+    """Of a program of several parts that was calibrated on samples."""
 
 
 ACCOUNT = "account"

@@ -84,6 +84,8 @@ CODES: dict[str, str] = {
 _AGAIN = "compile the model again: npuc compile MODEL.onnx --target TARGET"
 _LARGER = "use a machine with larger memories or fields (--machine FILE), or smaller layers"
 _HOST = "let the host run it (leave out --strict), or change the model as the limit says"
+IN_FLOAT = "--deny NODE, or --precision mixed where the target has it, keeps layers in float"
+"""The remedy for layers that lose too much."""
 REMEDIES: dict[str, str] = {
     "E101": "give the path of an .onnx file",
     "E102": "export or download the model again; onnx.checker.check_model says more",

@@ -12,9 +12,11 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from npuc.onnx_files.external_data import without_weights
 from npuc.pipeline import Step, recorder
 from npuc.program import RANGES, Program, as_loaded, canonical_json, file_sha256
 from npuc.quantize.calibration.provenance import expect_ranges, with_ranges
+from npuc.quantize.improvement.mixed import REASON
 from npuc.reference import session
 from npuc.regions import graphs, partition
 from npuc.regions.accounting import account_of
@@ -48,13 +51,16 @@ from npuc.regions.planning import (
 )
 from npuc.regions.witnesses import foreign_session
 from npuc.rewrites import rewrites
-from npuc.samples.loading import Samples, synthetic
+from npuc.samples.loading import Samples, WholeModel, synthetic
 from npuc.samples.loading import load as load_samples
 from npuc.samples.sources import sources_of
 from npuc.storage.mapped import Files, contents_of, trim
 from npuc.storage.records import as_toml
 from npuc.system.budget import budget
 from npuc.target import Options, Request, Target
+
+if TYPE_CHECKING:
+    import onnx
 
 OF_FILES = ("files", "seal", "model", RANGES)
 """Manifest entries that depend on the bytes of files, not on their meaning."""
@@ -73,6 +79,12 @@ class PartProver(Protocol):
         """The program of all parts, whose graphs are given in order, checked against the user's file."""
         ...
 
+    def judge(
+        self, program: Program, lowered: Sequence[LoweredPart], models: Sequence[onnx.ModelProto], samples: Samples
+    ) -> tuple[Program, Collection[int]]:
+        """The program of all parts with what its parts cost the outputs, and the parts to compute in float."""
+        ...
+
 
 def compile_parts(request: Request, prover: PartProver | None = None) -> tuple[Program, Samples]:
     """The program of a model and its calibration samples (synthetic without calibration data).
@@ -85,10 +97,19 @@ def compile_parts(request: Request, prover: PartProver | None = None) -> tuple[P
         plan = plan_model(request)
         parts = offer_parts(plan)
         samples = _calibrating(plan, parts)
-        lowered = lowered_parts(plan, lambda graphs: _inputs(plan, graphs, samples, stack), prover)
-        parts = divide(plan)
-        whole = lone_program(plan, parts, lowered)
-        program = whole or assemble(plan, parts, lowered)
+        lowered: dict[Key, LoweredPart] = {}
+        while True:
+            lowered = lowered_parts(
+                plan, lambda graphs: _inputs(plan, graphs, samples, stack), prover, lowered, samples
+            )
+            parts = divide(plan)
+            whole = lone_program(plan, parts, lowered)
+            program = whole or assemble(plan, parts, lowered)
+            moved = False
+            if prover is not None and whole is None:
+                program, moved = _judge(plan, parts, lowered, program, samples, prover)
+            if not moved:
+                break
         if prover is not None and (whole is None or request.options.changes_inputs):
             outside = read_outside(plan.network, parts)
             npu = (key_of(plan.network, outside, part) for part in parts if part.on_npu)
@@ -159,9 +180,18 @@ def _deny_uncalibrated(plan: ModelPlan, strange: Collection[str]) -> None:
     deny(plan, [node.name for node in plan.network.nodes], problem)
 
 
-def lowered_parts(plan: ModelPlan, inputs: Inputs, prover: PartProver | None = None) -> dict[Key, LoweredPart]:
-    """The program of every part, calibrated on its inputs; nodes refused on the way go to the host."""
-    found: dict[Key, LoweredPart] = {}
+def lowered_parts(
+    plan: ModelPlan,
+    inputs: Inputs,
+    prover: PartProver | None = None,
+    known: Mapping[Key, LoweredPart] = MappingProxyType({}),
+    whole: Samples | None = None,
+) -> dict[Key, LoweredPart]:
+    """The program of every part, calibrated on its inputs; nodes refused on the way go to the host.
+
+    known: parts that were lowered before. whole: the model's samples, on which its outputs judge the parts.
+    """
+    found = dict(known)
     while True:
         parts = offer_parts(plan)
         outside = read_outside(plan.network, parts)
@@ -173,6 +203,8 @@ def lowered_parts(plan: ModelPlan, inputs: Inputs, prover: PartProver | None = N
         for part in waiting:
             graph, steps = optimise(plan, outside, part)
             own = samples if [*samples.inputs] == [*graph.inputs] else samples.of(graph.inputs)
+            if whole is not None and not is_whole(plan, [part], graph):
+                own = replace(own, whole=_whole_model(plan.network, part, whole))
             changes = [*steps]
             try:
                 lowered = LoweredPart(graph, own, _lowered_part(plan, graph, changes, own))
@@ -183,6 +215,25 @@ def lowered_parts(plan: ModelPlan, inputs: Inputs, prover: PartProver | None = N
                 deny(plan, part.blocks, _without_instructions(plan.target))
                 break
             found[keys[part.blocks]] = lowered if prover is None else _prove_part(plan, part, lowered, prover)
+
+
+def _whole_model(network: ImportedModel, part: partition.Part, samples: Samples) -> WholeModel | None:
+    """The model around a part, which judges it; None if no output of the model is computed behind the part."""
+    inside = {name for block in part.blocks for name in network.by_name[block].writes}
+    others = [node for node in network.nodes if node.name not in part.blocks]
+    behind = set(inside)
+    for node in others:
+        if not behind.isdisjoint(node.reads):
+            behind.update(node.writes)
+    outputs = [name for name in network.outputs if name in behind - inside and name in network.types]
+    outputs = [name for name in outputs if network.types[name].dtype == "float32"]
+    wanted, needed = {*outputs}, list[ImportedNode]()
+    for node in reversed(others):
+        if wanted.intersection(node.writes):
+            wanted.update(node.reads)
+            needed.append(node)
+    open_rest = partial(foreign_session, region_model(network, needed[::-1], outputs))
+    return WholeModel(samples, tuple(outputs), open_rest) if outputs else None
 
 
 def _inputs(plan: ModelPlan, graphs: Sequence[Graph], samples: Samples, stack: ExitStack) -> Samples:
@@ -228,6 +279,36 @@ def _expect_report(program: Program, target: Target) -> None:
         raise ValueError(f"{target.name} writes a report that npuc cannot show: {error}") from None
 
 
+def _judge(
+    plan: ModelPlan,
+    parts: Sequence[partition.Part],
+    lowered: Mapping[Key, LoweredPart],
+    program: Program,
+    samples: Samples,
+    prover: PartProver,
+) -> tuple[Program, bool]:
+    """The program with what its parts cost the outputs; whether parts were sent to the host for that."""
+    outside = read_outside(plan.network, parts)
+    npu = [part for part in parts if part.on_npu]
+    found = [lowered[key_of(plan.network, outside, part)] for part in npu]
+    models = [_part_model(plan, *each) for each in zip(npu, found, strict=True)]
+    program, moved = prover.judge(program, found, models, samples)
+    for number in moved:
+        deny(plan, npu[number].blocks, Problem(HOST_STEP, REASON))
+    return program, bool(moved)
+
+
+def _part_model(plan: ModelPlan, part: partition.Part, lowered: LoweredPart) -> onnx.ModelProto:
+    """A part in float as an ONNX model of its own, with the inputs of its program."""
+    nodes = [plan.network.by_name[name] for name in part.blocks]
+    model = region_model(plan.network, nodes, lowered.graph.outputs)
+    if {each.name for each in model.graph.input} <= {*lowered.graph.inputs}:
+        return model
+    return to_onnx(
+        part_graph(plan.network, nodes, lowered.graph.outputs, plan.network.name)
+    )  # with a mask prepared
+
+
 def _prove_part(plan: ModelPlan, part: partition.Part, lowered: LoweredPart, prover: PartProver) -> LoweredPart:
     """The part with its program checked: against the user's file if it is the whole model.
 
@@ -235,13 +316,9 @@ def _prove_part(plan: ModelPlan, part: partition.Part, lowered: LoweredPart, pro
     """
     if is_whole(plan, [part], lowered.graph) and not plan.options.changes_inputs:
         return replace(lowered, program=prover.part(lowered, plan.request.model))
-    nodes = [plan.network.by_name[name] for name in part.blocks]
-    model = region_model(plan.network, nodes, lowered.graph.outputs)
-    if not {each.name for each in model.graph.input} <= {*lowered.graph.inputs}:  # a mask was prepared before it
-        model = to_onnx(part_graph(plan.network, nodes, lowered.graph.outputs, plan.network.name))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "part.onnx"
-        path.write_bytes(model.SerializeToString())
+        path.write_bytes(_part_model(plan, part, lowered).SerializeToString())
         return replace(lowered, program=prover.part(lowered, path))
 
 

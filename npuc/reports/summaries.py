@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.account import PLACES, Entry, fate, list_names, place_lines, reasons
+from npuc.errors import IN_FLOAT
 from npuc.program import Ranges
 from npuc.reports.difference import changes_line
 from npuc.reports.layers import figure_text, layer_facts, value_text
@@ -17,6 +18,10 @@ from npuc.text.terminal import count, plural, short, table
 if TYPE_CHECKING:
     from npuc.verification.metrics import Tolerance
 
+NEAR = 3.0
+"""A part is named if it loses, alone, at least half of the noise of all: dB."""
+POOR = 20.0
+"""Signal to noise in dB of outputs below which the summary of a compile says what to do."""
 CHIP_MODELS = {
     "own": "npuc's model of the chip",
     "quick": "npuc's quick model of the chip",
@@ -67,6 +72,7 @@ def compile_summary(report: Shown, entries: Sequence[Entry], directory: Path, *,
     if report.get("padding_cycles"):
         lines.append(f"  {count(report['padding_cycles'])} cycles surround maps with zero points that are not 0")
     lines += [f"  {_proof(report['proof'])}"] if "proof" in report else []
+    lines += [f"  {each}" for each in _whole(report.get("whole"))]
     origin = str(Ranges(**report.get("ranges", {})))
     lines += [f"  activation ranges: {origin}"] if origin else []
     lines += [f"  {each}" for each in place_lines(entries, [*reasons(entries)], verbose=verbose)]
@@ -85,6 +91,22 @@ def _proof(proof: Shown) -> str:
     against = "integer reference in every bit" if proof["bit_exact"] else "onnxruntime layer by layer"
     model = ", rewritten graph with the model" if proof["model"] else ""
     return f"proved on {plural(proof['samples'], 'sample')}: chip model agrees with {against}{model}"
+
+
+def _whole(loss: Shown | None) -> Iterator[str]:
+    """What the parts cost the outputs of the whole model, as far as it is much."""
+    if loss is None:
+        return
+    poor = loss["sqnr_db"] is not None and loss["sqnr_db"] < POOR
+    remedy = f"; {IN_FLOAT}" if poor else ""
+    yield f"the whole model: {_decibels(loss['sqnr_db'])} on {plural(loss['samples'], 'held-out sample')}{remedy}"
+    for each in loss["parts"]:
+        if (
+            loss["sqnr_db"] is not None
+            and each["sqnr_db"] is not None
+            and each["sqnr_db"] < loss["sqnr_db"] + NEAR
+        ):
+            yield f"  {each['path']} alone: {_decibels(each['sqnr_db'])}, most lost by '{short(each['node'])}'"
 
 
 def _plans(plans: Sequence[Shown]) -> list[str]:
@@ -189,6 +211,7 @@ def verify_summary(report: Shown, tolerance: Tolerance) -> str:
     limits = "; ".join(asked) or "every bit"
     lines += [f"criterion: {limits}"] if asked else []
     lines += _bisection_lines(report["bisect"]) if "bisect" in report else []
+    lines += [f"  {each}" for each in _whole(report.get("whole"))]
     origin = str(Ranges(**report.get("ranges", {})))
     lines += [f"activation ranges: {origin}"] if origin else []
     lines += [f"likely: {each['cause']}: {each['remedy']}" for each in report.get("causes", ())]

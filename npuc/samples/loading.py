@@ -9,7 +9,7 @@ keys: see npuc.samples.structured.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import prod
@@ -49,6 +49,15 @@ FEEDS = 4
 
 
 @frozen
+class WholeModel:
+    """The model around a part: its samples, its outputs behind the part, and what opens a session of the rest."""
+
+    samples: Samples
+    outputs: tuple[str, ...]
+    open: Callable[[], Any]
+
+
+@frozen
 class Samples:
     """Inputs by name, each (samples, *shape of one sample as the model takes it), and the labels, if any.
 
@@ -63,6 +72,8 @@ class Samples:
     truth: Array | None = None
     """`y` as stored in the files, (samples, ...) of any type: the reference for outputs other than classes. Of
     batches (samples, batch) classes, one for each element."""
+    whole: WholeModel | None = None
+    """Of samples of a part of a model."""
 
     def __len__(self) -> int:
         """The number of samples; 1 for a network without inputs."""

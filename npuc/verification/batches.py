@@ -204,7 +204,7 @@ class IntegerCheck(_LayerwiseCheck):
         known = {**sample.exact, **sample.feed}
         alone = self._run_alone(known)
         for name, entry in self.bits.tensors.items():
-            scale, zero = _scale(entry), entry.get("zero_point", 0)
+            scale, zero = tensor_scale(entry), entry.get("zero_point", 0)
             if not _is_compared(entry, known):
                 continue
             value = known[entry["float"]]
@@ -228,7 +228,7 @@ class IntegerCheck(_LayerwiseCheck):
                 feeds[name] = known[name]
             else:
                 value = known[source].reshape(entry["shape"])
-                feeds[name] = quantise(value, _scale(entry), entry.get("zero_point", 0), self._dtype(name))
+                feeds[name] = quantise(value, tensor_scale(entry), entry.get("zero_point", 0), self._dtype(name))
         with foreign_evidence():
             return values_of(self.alone, list(self.bits.tensors), feeds)
 
@@ -256,7 +256,7 @@ def _is_compared(entry: Mapping[str, Any], known: Collection[str]) -> bool:
     return entry["float"] in known and not entry.get("unlimited", False)
 
 
-def _scale(entry: Mapping[str, Any]) -> Any:
+def tensor_scale(entry: Mapping[str, Any]) -> Any:
     """The scale of a tensor in graph.json: one number, or one per channel (axis 1) where they were equalised."""
     if not entry.get("factors"):
         return entry["scale"]
@@ -269,11 +269,11 @@ def has_integer_network(program: Program) -> bool:
     return program.precision not in FLOATING
 
 
-def integer_runner(program: Program) -> Runner:
+def integer_runner(program: Program, tensors: Sequence[str] = ()) -> Runner:
     """A runner of the integer network; of each part between host regions, which run as they do beside words.
 
-    program: with its evidence, which may come from anyone. Raises ArtefactError (E502) for evidence that npuc did
-    not write.
+    program: with its evidence, which may come from anyone. tensors: results in place of the outputs, of one part.
+    Raises ArtefactError (E502) for evidence that npuc did not write.
     """
     if is_composite(program):
         return CompositeRunner(program, integer_runner)
@@ -281,7 +281,7 @@ def integer_runner(program: Program) -> Runner:
         evidence = contents_of(program.evidence)["reference.onnx"]
         model, weights = network(evidence)
         opened = session(evidence if isinstance(evidence, bytes) else model, weights, confined=True)
-    run = sample_by_sample(opened, [port.name for port in program.outputs])
+    run = sample_by_sample(opened, tensors or [port.name for port in program.outputs])
 
     def numbers(feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         with foreign_evidence():

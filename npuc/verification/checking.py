@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from npuc.errors import ArtefactError
+from npuc.errors import IN_FLOAT, ArtefactError
 from npuc.evidence import read_graph
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
@@ -168,7 +168,7 @@ def _causes(
     loss = largest_loss(report, graph)
     if loss is not None:
         alone = "" if loss["single_db"] is None else f", {loss['single_db']:.1f} dB alone"
-        remedy = "-O2 or more samples for scales; --precision mixed or --deny NODE keeps layers in float"
+        remedy = f"-O2 or more samples for scales; {IN_FLOAT}"
         yield f"layer '{loss['layer']}' loses the most: {loss['entire_db']:.1f} dB{alone}", remedy
 
 

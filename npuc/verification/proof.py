@@ -10,11 +10,11 @@ file. A failure is a defect of npuc, and nothing is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from npuc.errors import DataError, Mismatch, ModelError, NpucError, Problem
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph
 from npuc.program import Program
+from npuc.quantize.improvement.search import teaches
 from npuc.reference import graph_session
 from npuc.regions.artefact import is_composite
 from npuc.regions.assembling import LoweredPart
@@ -37,8 +38,12 @@ from npuc.verification.bits import BitDifferences
 from npuc.verification.criterion import Nearness, criterion
 from npuc.verification.equivalence import Equivalence, Original
 from npuc.verification.exact import jumping
+from npuc.verification.losses import WholeJudge
 from npuc.verification.metrics import Outputs, same_type
 from npuc.verification.original import is_same
+
+if TYPE_CHECKING:
+    import onnx
 
 REMEDY = (
     "this is a defect of npuc, not of the model: report it with the model and this command; "
@@ -92,6 +97,29 @@ class Prover:
         elif samples.synthetic:
             samples = varied_samples(program_inputs(program))
         return entirely(program, graphs, self.request, samples)
+
+    def judge(
+        self, program: Program, lowered: Sequence[LoweredPart], models: Sequence[onnx.ModelProto], samples: Samples
+    ) -> tuple[Program, Collection[int]]:
+        """The program of all parts with what they cost the model's outputs, and the parts to compute in float.
+
+        models: the parts in float. The host may take a tenth of the model's MACs for the outputs' sake, if the
+        precision may be mixed. Nothing is judged on samples that do not teach, or at level 0.
+        """
+        options = self.request.options
+        if not lowered or options.level == "0" or options.precision in FLOATING or not teaches(samples):
+            return program, ()
+        options.begin("judging the whole model")
+        judge = WholeJudge(program, lowered, models, samples)
+        report = program.manifest["report"]
+        if not judge.judged:
+            return program, ()
+        placed = [each for each in report["partitions"] if each["place"] == "npu"]
+        moved = judge.spared([each["macs"] / (report["macs"] or 1) for each in placed]) if options.mixed else []
+        if moved:
+            return program, moved
+        loss = asdict(judge.losses([each["path"] for each in placed]))
+        return replace(program, manifest={**program.manifest, "report": {**report, "whole": loss}}), ()
 
     def _of_host(self, program: Program) -> Samples:
         """Samples for a program that the host runs."""

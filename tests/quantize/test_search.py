@@ -17,7 +17,7 @@ from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.improvement import acceptance as judging
 from npuc.quantize.improvement import proposals
-from npuc.quantize.improvement.acceptance import Acceptance, Tail, acceptance
+from npuc.quantize.improvement.acceptance import Acceptance, Remainder, Tail, acceptance
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import MOST_MEASURED, Host, candidates, mix_precision, nodes_without
 from npuc.quantize.improvement.proposals import (
@@ -32,8 +32,10 @@ from npuc.quantize.network.build import quantise
 from npuc.quantize.network.construction import LayerWeights, Quantised
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.results import histograms_before_host, node_histograms
+from npuc.reference import session
 from npuc.samples.loading import Samples
 from npuc.target import Options
+from tests.onnx_models import parse
 from tests.passes.networks import network, node
 from tests.quantize.test_improvement import RECIPE, samples, weights
 
@@ -165,6 +167,31 @@ def test_every_sample_meets_the_errors_of_some(pairs: int, monkeypatch: pytest.M
     behind = np.mean([np.square(each).sum() for each in met]) / np.square(wanted).sum()
     judge = acceptance(graph, made.quantised, feeds)
     assert judge.noise(made.quantised) == pytest.approx((inner + behind) / 2, rel=1e-3)
+
+
+def test_the_outputs_of_the_whole_model_judge_its_part() -> None:
+    """The model reads only the first channel of the part's result, and a tensor that the part does not compute."""
+    graph = network((1, 4, 2, 2), "d", node("Conv", "x w", "d"), w=weights(4, 4, 1, 1))
+    feeds = list(samples(graph, 5).feeds())
+    made, _ = best_network(graph, RECIPE, samples(graph, 5), LEVELS["0"])
+    exact, found = (
+        np.concatenate([run(each, feed, ["d"])["d"] for feed in feeds]) for each in (graph, made.quantised.graph)
+    )
+    beside = np.arange(20, dtype=np.float32).reshape(5, 1, 2, 2)
+    constants = "int64[1] zero = {0}, int64[1] one = {1}"
+    read = "float[1,4,2,2] d, float[1,1,2,2] b"
+    rest = parse(
+        f"g ({read}) => (float[1,1,2,2] y) <{constants}> {{ s = Slice(d, zero, one, one)\n y = Add(s, b) }}"
+    )
+    remainder = Remainder(session(rest), ("y",), tuple({"b": each} for each in beside[:3, None]))
+    wanted = exact[:3, :1] + beside[:3]
+    inner = np.square(found - exact).sum() / np.square(exact).sum()
+    whole = np.square((found - exact)[:3, :1]).sum() / np.square(wanted).sum()
+    judge = acceptance(graph, made.quantised, feeds, lambda: remainder)
+    assert judge.noise(made.quantised) == pytest.approx((inner + whole) / 2, rel=1e-3)
+    ruined = replace(remainder, feeds=tuple({"b": np.full_like(each["b"], np.nan)} for each in remainder.feeds))
+    judge = acceptance(graph, made.quantised, feeds, lambda: ruined)
+    assert judge.noise(made.quantised) == pytest.approx(inner, rel=1e-3)
 
 
 def test_the_error_of_a_sure_sample_counts_where_it_would_show() -> None:

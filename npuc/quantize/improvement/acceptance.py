@@ -9,17 +9,20 @@ The effect of an error on an output depends on the sample, and an ambiguous samp
 The errors of the held-out samples are therefore exchanged: every sample is also combined with the errors of its
 neighbours, and the outputs' noise is the mean over all pairs. Behind an affine part (factors per channel, data
 movement) that mean is the noise of the own errors, which is computed instead.
+
+For a part of a model, the outputs of the whole model count as well: everything else computes them in float.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from npuc.errors import ModelError
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
@@ -77,6 +80,24 @@ def _is_affine(graph: Graph, node: Node) -> bool:
 
 
 @frozen
+class Remainder:
+    """All of a model but one part, in float: from its inputs and the part's outputs to its own outputs.
+
+    feeds: held-out samples of the model.
+    """
+
+    session: Any
+    names: tuple[str, ...]
+    feeds: tuple[Mapping[str, Array], ...]
+
+    def outputs(self, given: Sequence[Mapping[str, Array]]) -> dict[str, tuple[Array, ...]]:
+        """The model's outputs, by sample. given: those of the part."""
+        read = {each.name for each in self.session.get_inputs()}
+        feeds = [{**feed, **part} for feed, part in zip(self.feeds, given, strict=True)]
+        return _values(self.session, self.names, [{name: feed[name] for name in read} for feed in feeds])
+
+
+@frozen
 class Acceptance:
     """Held-out samples and the float network's values: where int8 ends, and at the outputs after that."""
 
@@ -84,16 +105,43 @@ class Acceptance:
     exact: Mapping[str, tuple[Array, ...]]
     outputs: Mapping[str, tuple[Array, ...]] = field(default_factory=dict[str, tuple[Array, ...]])
     tail: Tail | None = None
+    remainder: Remainder | None = None
 
     def noise(self, quantised: Quantised) -> float:
         """Squared error over squared signal; 0 is exact.
 
-        The mean over the tensors where int8 ends; with outputs after them, the mean of that and the mean over
-        those outputs.
+        The mean over the tensors where int8 ends; with outputs after them, or after the part, the mean of that and
+        the means over those outputs.
         """
         found = integer_values(quantised, list(self.exact), self.feeds)
-        inner = mean_ratio(self.exact, found)
-        return inner if self.tail is None else (inner + self.behind(self.tail, found)) / 2
+        noises = [mean_ratio(self.exact, found)]
+        if self.tail is not None:
+            noises.append(self.behind(self.tail, found))
+        if self.remainder is not None and self._model_outputs:
+            try:
+                noises.append(mean_ratio(self._model_outputs, self._of_model(self.remainder, found)))
+            except ModelError:  # of what these integers give, while it computes the exact values
+                noises.append(HOPELESS)
+        return sum(noises) / len(noises)
+
+    def _of_model(
+        self, remainder: Remainder, found: Mapping[str, Sequence[Array]]
+    ) -> dict[str, tuple[Array, ...]]:
+        """The outputs of the whole model, for values where int8 ends."""
+        given: list[dict[str, Array]] = []
+        for at, feed in enumerate(self.feeds[: len(remainder.feeds)]):
+            values = {**feed, **{name: each[at] for name, each in found.items()}}
+            if self.tail is not None:
+                read = {name: values[name] for name in self.tail.graph.inputs}
+                values |= dict(zip(self.tail.outputs, self.tail.session.run(self.tail.outputs, read), strict=True))
+            given.append(values)
+        return remainder.outputs(given)
+
+    @cached_property
+    def _model_outputs(self) -> dict[str, tuple[Array, ...]]:
+        """The outputs of the whole model in float, those whose values are finite."""
+        found = {} if self.remainder is None else self._of_model(self.remainder, self.exact)
+        return {name: values for name, values in found.items() if all(np.isfinite(each).all() for each in values)}
 
     def behind(self, tail: Tail, found: Mapping[str, Sequence[Array]]) -> float:
         """The mean noise of the outputs after int8: every sample is combined with the errors of several."""
@@ -132,22 +180,28 @@ def _values(run: Any, names: Sequence[str], feeds: Sequence[Mapping[str, Array]]
     return dict(zip(names, columns, strict=True))
 
 
-def mean_ratio(exact: Mapping[str, Sequence[Array]], found: Mapping[str, Sequence[Array]]) -> float:
+def mean_ratio(exact: Mapping[str, Iterable[Array]], found: Mapping[str, Iterable[Array]]) -> float:
     """Squared error over squared signal, the mean over tensors."""
     return float(np.mean([ratio(values, found[name]) for name, values in exact.items()]))
 
 
-def ratio(exact: Sequence[Array], found: Sequence[Array]) -> float:
+def ratio(exact: Iterable[Array], found: Iterable[Array]) -> float:
     """Squared error over squared signal of a tensor in several samples; without signal 1, or 0 if it is exact."""
     noise = sum(float(np.square(b.astype(np.float64) - a).sum()) for a, b in zip(exact, found, strict=True))
     return _relative(noise, _energy(exact))
 
 
-def _energy(values: Sequence[Array]) -> float:
+def _energy(values: Iterable[Array]) -> float:
     return sum(float(np.square(each, dtype=np.float64).sum()) for each in values)
 
 
+HOPELESS = 1e12
+"""The noise of results that are not finite."""
+
+
 def _relative(noise: float, signal: float) -> float:
+    if not np.isfinite(noise):
+        return HOPELESS
     return noise / signal if signal else float(noise > 0)
 
 
@@ -168,8 +222,16 @@ def ends(integer: Graph) -> list[str]:
     return found[::-1]
 
 
-def acceptance(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array]]) -> Acceptance:
-    """A judge, on these samples, of integer networks whose int8 part ends at the same tensors as this one's."""
+def acceptance(
+    graph: Graph,
+    quantised: Quantised,
+    feeds: Sequence[Mapping[str, Array]],
+    remainder: Callable[[], Remainder] | None = None,
+) -> Acceptance:
+    """A judge, on these samples, of integer networks whose int8 part ends at the same tensors as this one's.
+
+    remainder: opens the rest of the model, if this is a part of one.
+    """
     from npuc.reference import graph_session
 
     inner = ends(quantised.graph)
@@ -178,7 +240,9 @@ def acceptance(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, 
     names = [*inner, *behind]
     values = _values(graph_session(graph, names), names, feeds)
     exact, outputs = ({name: values[name] for name in kind} for kind in (inner, behind))
-    return Acceptance(tuple(feeds), exact, outputs, Tail.of(graph, exact, behind) if behind else None)
+    tail = Tail.of(graph, exact, behind) if behind else None
+    computes_all = {*inner, *behind, *graph.inputs} >= {*graph.outputs}
+    return Acceptance(tuple(feeds), exact, outputs, tail, remainder() if remainder and computes_all else None)
 
 
 def decibels(noise: float) -> float | None:

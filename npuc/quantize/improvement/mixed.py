@@ -17,8 +17,8 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import SELECTS
 from npuc.ops.products import macs
-from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
-from npuc.quantize.improvement.search import Trial, TrialNetwork, divide, teaches
+from npuc.quantize.improvement.acceptance import Acceptance, decibels, ends
+from npuc.quantize.improvement.search import Trial, TrialNetwork, judge_of, numbers, pick_feeds, teaches
 from npuc.quantize.network.construction import SHIFTED, LayerEncoding, Quantised
 from npuc.samples.loading import Samples
 from npuc.text.terminal import short
@@ -65,7 +65,8 @@ def mix_precision(
     plain = drawn(nowhere)
     if not teaches(samples) or not ends(plain.graph):
         return best(nowhere)
-    judge = acceptance(graph, plain, divide(samples, MOST_SAMPLES)[1])
+    places = numbers(samples, MOST_SAMPLES)[1]
+    judge = judge_of(graph, plain, samples, pick_feeds(samples, places)[0], places)
     array = best(nowhere)
     started = process_time()
     shares = _noisiest(graph, plain, candidates(graph, plain, layers, most), judge.feeds)

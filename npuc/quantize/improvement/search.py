@@ -26,7 +26,7 @@ from npuc.quantize.calibration.histograms import (
     tensor_values,
 )
 from npuc.quantize.improvement import equalisation, proposals
-from npuc.quantize.improvement.acceptance import acceptance, decibels, ends
+from npuc.quantize.improvement.acceptance import Acceptance, Remainder, acceptance, decibels, ends
 from npuc.quantize.improvement.equalisation import Equalised, split
 from npuc.quantize.improvement.evidence import Sampled, Watch, sample_windows
 from npuc.quantize.improvement.levels import Level, SearchVariant
@@ -43,6 +43,8 @@ FEWEST_SAMPLES = 4
 """With fewer samples, none can be held out."""
 MOST_JUDGES = 32
 """The most held-out samples that are used for judging: the same at every level."""
+MOST_OF_MODEL = 8
+"""The most of them on which the whole model judges its parts."""
 CLEARLY = 10**-0.1
 """Unless a level is thorough, it improves its last variant first, and tries no other if that gains 1 dB."""
 
@@ -253,7 +255,7 @@ class _Climb:
         self.learned, self.held_out = pick_feeds(maker.samples, *self.numbers)
         self.training = self.learned
         self.plain = self.best = plain
-        self.acceptance = acceptance(plain.graph, plain.quantised, self.held_out)
+        self.acceptance = judge_of(plain.graph, plain.quantised, maker.samples, self.held_out, self.numbers[1])
         self.plain_noise = self.noise = self.acceptance.noise(plain.quantised)
         self.steps: list[Trial] = []
         self.equal: dict[tuple[bool, float | None, int], TrialNetwork] = {}
@@ -440,6 +442,24 @@ class _Climb:
         return replace(network, integer=better)
 
 
+def judge_of(
+    graph: Graph,
+    quantised: Quantised,
+    samples: Samples,
+    feeds: Sequence[Mapping[str, Array]],
+    places: Sequence[int],
+) -> Acceptance:
+    """The judge of integer networks of a float graph, on held-out samples: those in these places."""
+    whole = samples.whole
+
+    def remainder() -> Remainder:
+        assert whole is not None
+        (found,) = pick_feeds(whole.samples, places[:MOST_OF_MODEL])
+        return Remainder(whole.open(), whole.outputs, tuple(found))
+
+    return acceptance(graph, quantised, feeds, remainder if whole is not None else None)
+
+
 def divide(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]]]:
     """At most `most` samples to learn from, and some to judge by, from a third of all; in pseudo-random order."""
     learned, held_out = pick_feeds(samples, *numbers(samples, most))
@@ -447,8 +467,9 @@ def divide(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], list
 
 
 def numbers(samples: Samples, most: int) -> tuple[list[int], list[int]]:
-    """The places of the same among the samples."""
-    digests = [_digest(feed) for feed in samples.feeds()]
+    """The places of the same among the samples; of a part of a model, by the samples of the model."""
+    given = samples if samples.whole is None else samples.whole.samples
+    digests = [_digest(feed) for feed in given.feeds()]
     order = sorted(range(len(digests)), key=digests.__getitem__)
     third = max(len(order) // 3, 1)
     return order[third:][:most], order[:third][:MOST_JUDGES]
