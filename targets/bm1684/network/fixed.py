@@ -169,7 +169,7 @@ OPERATORS: Mapping[str, Support] = {
     ),
     "Add": Support("nodechip_eltwise_fix8b_forward_local", (two_maps, within_sides, relu_at_most)),
     "Mul": Support("nodechip_broadcast_binary_fix8b_forward_local", (product_of_maps, within_sides)),
-    **{op: Support("nodechip_lut_local_v2", (images, within_sides)) for op in TABLE_OPS if op != "Clip"},
+    **{op: Support("nodechip_lut_local_v2", (images, within_sides)) for op in (*TABLE_OPS, "Reciprocal") if op != "Clip"},
     "PRelu": Support(
         "nodechip_lut_local_v2", (constant_weights, finite_constants, images, within_sides, one_slope)
     ),

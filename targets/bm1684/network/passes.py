@@ -58,6 +58,7 @@ from npuc.targets.bm1684.network.support import (
     MOST_STRIDE,
     MOST_WINDOW,
 )
+from npuc.targets.bm1684.network.tokens import tokens_to_maps
 
 MOST_BLOCKS = 256
 """The most channels of an image after blocks of its pixels were turned into channels."""
@@ -251,6 +252,7 @@ PASSES: tuple[Pass, ...] = (
 """Constants are folded first, since a rounding that moved before a Concat may apply to a constant."""
 _FIXED: tuple[Pass, ...] = (
     move_as_floats,
+    tokens_to_maps,
     volumes_to_images,
     FoldStrides(MOST_STRIDE, MOST_BLOCKS),
     repeats_to_interleaves,

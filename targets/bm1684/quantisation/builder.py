@@ -92,7 +92,7 @@ class _Builder(IntegerBuilder):
             return "Pad", {**node.attrs, VALUE.name: float(value)}, ()
         if node.op == "Mul":
             return PRODUCT, self._shift_attrs(node, node.inputs), ()
-        if (function := as_unary(self.float, node)) is not None:
+        if (function := node if node.op == "Reciprocal" else as_unary(self.float, node)) is not None:
             return self._entries(node, function)
         op, attrs, extra = super().form(node)
         return op, {**attrs, "relu": 0} if "relu" in attrs and self.behind(node) else attrs, extra
