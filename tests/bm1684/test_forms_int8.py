@@ -302,7 +302,7 @@ def test_other_forms_are_the_hosts(form: str, tmp_path: Path) -> None:
 
 def test_a_movement_beside_what_the_host_computes_takes_no_product_with_it(tmp_path: Path) -> None:
     model = _weighted(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[4,9,16] x) => (float[4,9,16] y) '
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4,113,16] x) => (float[4,113,16] y) '
         "{ q = MatMul(x, w)\n k = MatMul(x, v)\n t = Transpose <perm=[0, 2, 1]> (k)\n s = MatMul(q, t)\n"
         " e = Softmax(s)\n a = MatMul(e, k)\n y = MatMul(a, w) }",
         {"w": (16, 16), "v": (16, 16)},
@@ -312,4 +312,4 @@ def test_a_movement_beside_what_the_host_computes_takes_no_product_with_it(tmp_p
     report = npuc(*command, "-o", tmp_path / "m.npu").json
     npu = sum(each["macs_on_npu"] for each in report["account"])
     shares = {"npu": npu, "host": sum(each["macs"] for each in report["account"]) - npu}
-    assert shares == {"npu": 3 * 4 * 9 * 16 * 16, "host": 2 * 4 * 9 * 9 * 16}
+    assert shares == {"npu": 3 * 4 * 113 * 16 * 16, "host": 2 * 4 * 113 * 113 * 16}

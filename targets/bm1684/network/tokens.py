@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from npuc.ir import Attr, Graph, Node
+from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import AXES, AXIS, PERM
 from npuc.passes.cleanup.clutter import merge_duplicates
 from npuc.passes.expansion.images import TIDY, Shape, from_image, to_image
@@ -22,24 +22,31 @@ from npuc.passes.recognition.recognise_batch_norm import scale_and_shift
 from npuc.passes.rewriting.layout import UNARY
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.targets.bm1684.network.support import MOST_WINDOW
+from npuc.targets.bm1684.machine.local_memory import ceil_div
+from npuc.targets.bm1684.network.support import MOST_MAP, MOST_WINDOW
+from npuc.targets.bm1684.quantisation.steps import NEGLIGIBLE
 
-MOST_PIXELS = 1 << 14
-"""Of a map of products: more would not fit local memory."""
-HALF_RANGE = 3.0
-"""Softmax's exponents end here, not at 0: factors cancel, and signed integers represent both halves."""
+MOST_WORDS = 96 * 1024
+"""Of an NPU's memory for two maps of products and a sum of 32 bits for each of 64 channels."""
+HALF_RANGE = NEGLIGIBLE / 2
+"""Softmax's exponents end here, not at 0: the factor cancels, and signed integers represent both halves."""
+FEWEST_CHANNELS = 16
+"""Of normalised tokens: variances of fewer values spread more than 8 bits represent."""
+POSITIVE = {"activation": "Relu"}
+"""Attributes of a sum of numbers above 0, which is unsigned then."""
 TOKENS = (0, 2, 1)
 """The axes of tokens in a map."""
 
 
 def tokens_to_maps(graph: Graph) -> Graph:
     """Attention and normalisation of tokens, and what lies between, on maps whose images are the batch."""
-    batches = {graph.shape(name)[:1] for name in graph.inputs}
-    computed = {node.op for node in graph.nodes if graph.constants.keys().isdisjoint(node.inputs)}
-    if len(batches) != 1 or computed.isdisjoint(("MatMul", "Div")):
+    if len({graph.shape(name)[:1] for name in graph.inputs}) != 1 or not all(map(graph.shape, graph.inputs)):
         return graph
-    rules = (_multiply, _softmax, _fully_connect, _combine, _average, _before_moves, _reshape_first)
-    return fold_batch_norm(merge_duplicates(rewrite(rewrite(graph, _normalise), *rules, *TIDY)))
+    found = rewrite(rewrite(graph, _normalise), _multiply, _softmax)
+    if found is graph:
+        return graph
+    rules = (_fully_connect, _combine, _average, _before_moves, _reshape_first)
+    return fold_batch_norm(merge_duplicates(rewrite(found, *rules, *TIDY)))
 
 
 def _batch(rewriter: Rewriter) -> int:
@@ -73,14 +80,18 @@ class _Steps:
         self.made.append(self.rewriter.part(self.node, op, inputs, f"{self.node.output}/{key}", **attrs))
         return self.made[-1].output
 
-    def conv(self, key: str, x: str, taps: np.ndarray, bias: np.ndarray | None = None, group: int = 1) -> str:
+    def conv(self, key: str, x: str, taps: Array, bias: Array | None = None, group: int = 1, **attrs: Attr) -> str:
         """A convolution without padding."""
         given = [(taps, "weights")] + ([] if bias is None else [(bias, "bias")])
         names = [
             self.rewriter.constant(each.astype(np.float32), f"{self.node.output}/{key}/{stem}")
             for each, stem in given
         ]
-        return self.step(key, "Conv", x, *names, group=group)
+        return self.step(key, "Conv", x, *names, group=group, **attrs)
+
+    def power(self, key: str, x: str, exponent: float) -> str:
+        value = self.rewriter.constant(np.float32([exponent]), f"{self.node.output}/{key}/exponent")
+        return self.step(key, "Pow", x, value)
 
     def finish(self, image: str, perm: Sequence[int]) -> bool:
         after = from_image(self.rewriter, image, perm, self.node.output, self.node.sources)
@@ -88,21 +99,21 @@ class _Steps:
         return True
 
 
-def _behind(rewriter: Rewriter, tensor: str, *ops: str) -> Node | None:
-    """The producer of a tensor, or that before Reshapes, if it is one of these operators."""
+def _behind(rewriter: Rewriter, tensor: str, op: str) -> Node | None:
+    """The producer of a tensor, or that before Reshapes, if it is this operator."""
     node = rewriter.producer(tensor)
-    while node is not None and node.op == "Reshape" and "Reshape" not in ops:
+    while node is not None and node.op == "Reshape":
         node = rewriter.producer(node.inputs[0])
-    return node if node is not None and node.op in ops else None
+    return node if node is not None and node.op == op else None
 
 
 def _averaged(rewriter: Rewriter, tensor: str) -> str | None:
     """The tokens of which a tensor has the mean of each."""
     pool = _behind(rewriter, tensor, "GlobalAveragePool")
     rows = rewriter.producer(pool.inputs[0]) if pool is not None else None
-    if pool is None or rows is None or rows.op != "Reshape" or len(rewriter.shape(rows.inputs[0])) != 3:
+    if pool is None or rows is None or rows.op != "Reshape" or not _are_tokens(rewriter, rows.inputs[0]):
         return None
-    whole = prod(rewriter.shape(pool.inputs[0])[2:]) == rewriter.shape(rows.inputs[0])[-1]
+    whole = prod(rewriter.shape(pool.inputs[0])[2:]) == rewriter.shape(rows.inputs[0])[2]
     return rows.inputs[0] if whole else None
 
 
@@ -116,100 +127,106 @@ def _normalise(rewriter: Rewriter, node: Node) -> bool:
     d = node.inputs[0]
     if square is None or line is None or square.op != "Mul" or set(square.inputs) != {d}:
         return False
-    factor, shift = (each.reshape(-1) for each in line)
-    if not _are_tokens(rewriter, d, node.output) or (factor != factor[0]).any() or (shift != shift[0]).any():
+    (factor, shift), (*batch, channels) = (np.unique(each) for each in line), rewriter.shape(d)
+    even = len(factor) == len(shift) == 1 and rewriter.shape(node.inputs[1]) == (*batch, 1)
+    if not (even and _are_tokens(rewriter, d, node.output) and channels >= FEWEST_CHANNELS):
         return False
-    steps, channels = _Steps(rewriter, node), rewriter.shape(d)[2]
-    mean, zeros = np.full((channels, channels, 1, 1), 1 / channels), np.zeros(channels)
+    steps, mean = _Steps(rewriter, node), np.full((channels, channels, 1, 1), 1 / channels)
     less = rewriter.producer(d)
-    if less is not None and less.op == "Sub" and _averaged(rewriter, less.inputs[1]) == less.inputs[0]:
-        x = steps.tokens(less.inputs[0])
+    x = _averaged(rewriter, less.inputs[1]) if less is not None and less.op == "Sub" else None
+    if less is not None and x == less.inputs[0] and rewriter.shape(less.inputs[1]) == (*batch, 1):
+        x = steps.tokens(x)
         d = steps.step("centred", "Add", x, steps.conv("mean", x, -mean))
     else:
         d = steps.tokens(d)
-    variance = steps.conv("variance", steps.step("squares", "Mul", d, d), mean * factor[0], zeros + shift[0])
-    deviation = steps.step("deviation", "Sqrt", variance)
-    return steps.finish(steps.step("normal", "Mul", d, steps.step("inverse", "Reciprocal", deviation)), TOKENS)
+    squares = steps.step("squares", "Mul", d, d)
+    variance = steps.conv("variance", squares, mean * factor, np.repeat(shift, channels), **POSITIVE)
+    return steps.finish(steps.step("normal", "Mul", d, steps.power("deviation", variance, -0.5)), TOKENS)
 
 
-def _multiply(rewriter: Rewriter, node: Node) -> bool:
-    """MatMul of computed matrices (N, .., M, K) and (N, .., K, L)."""
+def _is_small_product(rewriter: Rewriter, node: Node) -> bool:
+    """Whether a node multiplies computed matrices (N, .., M, K) and (N, .., K, L) that fit local memory."""
     if node.op != "MatMul" or not rewriter.constants.keys().isdisjoint(node.inputs):
         return False
     (*lead, M, K), (*other, _, L) = (rewriter.shape(name) for name in node.inputs)
-    rank, count = len(lead) + 2, prod(lead[1:])
-    fits = lead == other and rank > 2 and lead[0] == _batch(rewriter) and only_float(rewriter, *node.inputs)
-    small = min(K, L) * count <= 1024 and M * max(K, L) <= MOST_PIXELS and max(K, L) <= MOST_WINDOW
-    if not (fits and small and rewriter.types[node.output].size):
+    words = (2 * ceil_div(prod(lead[1:]) * min(K, L), 64) + 4) * M * max(K, L)
+    alike = bool(lead) and lead == other and lead[0] == _batch(rewriter) and only_float(rewriter, *node.inputs)
+    return alike and 0 < words <= MOST_WORDS and max(K, L) <= MOST_WINDOW
+
+
+def _multiply(rewriter: Rewriter, node: Node) -> bool:
+    """MatMul of computed matrices: along the sums that are longer, columns are added, else channels."""
+    if not _is_small_product(rewriter, node):
         return False
-    steps, n = _Steps(rewriter, node), lead[0]
+    (a, b), (n, *lead, M, K), L = node.inputs, rewriter.shape(node.inputs[0]), rewriter.shape(node.output)[-1]
+    steps, count, rank = _Steps(rewriter, node), prod(lead), len(lead) + 3
     same, swapped = tuple(range(rank)), (*range(rank - 2), rank - 1, rank - 2)
-    a, b = node.inputs
     if K <= L:
         columns = steps.map(a, swapped, (n, count * K, M, 1))
         row = steps.map(b, same, (n, count * K, 1, L))
         rows = steps.step("rows", "Expand", row, shape=(n, count * K, M, L))
         products = steps.step("products", "Mul", rows, columns)
         return steps.finish(steps.conv("sum", products, np.ones((count, K, 1, 1)), group=count), same)
-    copies = steps.conv("copies", steps.map(a, same, (n, count, M, K)), np.ones((count * L, 1, 1, 1)), group=count)
-    products = steps.step("products", "Mul", copies, steps.map(b, swapped, (n, count * L, 1, K)))
     taps = np.ones((count * L, 1, 1, K))
+    copies = steps.conv("copies", steps.map(a, same, (n, count, M, K)), taps[..., :1], group=count)
+    products = steps.step("products", "Mul", copies, steps.map(b, swapped, (n, count * L, 1, K)))
     return steps.finish(steps.conv("sum", products, taps, group=count * L), swapped)
 
 
 def _softmax(rewriter: Rewriter, node: Node) -> bool:
-    """Softmax along the last axis (N, h, M, L), unless it ends the network, on maps (N, M, h, L)."""
-    shape = rewriter.shape(node.inputs[0]) if node.op == "Softmax" else ()
-    ends = node.output in rewriter.outputs or len(shape) != 4 or AXIS(node) != 3 or shape[3] > MOST_WINDOW
-    if ends or shape[0] != _batch(rewriter) or not only_float(rewriter, node.inputs[0]):
+    """Softmax along the last axis (N, .., M, L) in front of such a product, on maps (N, M, .., L)."""
+    reader = rewriter.only_reader(node.output) if node.op == "Softmax" else None
+    if reader is None or node.output != reader.inputs[0] or not _is_small_product(rewriter, reader):
         return False
-    n, heads, rows, columns = shape
-    steps, perm = _Steps(rewriter, node), (0, 2, 1, 3)
-    x = steps.map(node.inputs[0], perm, (n, rows, heads, columns))
-    one = np.ones((rows, 1, 1, 1))
+    n, *lead, rows, columns = rewriter.shape(node.output)
+    rank, heads = len(lead) + 3, prod(lead)
+    if AXIS(node) != rank - 1:
+        return False
+    steps, perm = _Steps(rewriter, node), (0, rank - 2, *range(1, rank - 2), rank - 1)
+    x, taps = steps.map(node.inputs[0], perm, (n, rows, heads, columns)), np.ones((rows, 1, 1, columns))
     largest = steps.step("largest", "MaxPool", x, kernel_shape=(1, columns))
-    down = steps.conv("down", largest, -one, np.full(rows, HALF_RANGE), rows)
+    down = steps.conv("down", largest, -taps[..., :1], np.full(rows, HALF_RANGE), group=rows)
     moved = steps.step("moved", "Add", x, steps.step("copies", "Expand", down, shape=(n, rows, heads, columns)))
     powers = steps.step("powers", "Exp", moved)
-    total = steps.conv("total", powers, np.ones((rows, 1, 1, columns)), group=rows)
-    return steps.finish(
-        steps.step("shares", "Mul", powers, steps.step("inverse", "Reciprocal", total)), perm
-    )
+    inverse = steps.power("inverse", steps.conv("total", powers, taps, group=rows, **POSITIVE), -1.0)
+    return steps.finish(steps.step("shares", "Mul", powers, inverse), perm)
 
 
 def _fully_connect(rewriter: Rewriter, node: Node) -> bool:
     """Gemm on rows of which a batch has several."""
     n, (rows, *_) = _batch(rewriter), rewriter.shape(node.output)
-    if node.op != "Gemm" or node.inputs[1] not in rewriter.constants or rows % n or rows == n:
+    fits = node.op == "Gemm" and node.inputs[1] in rewriter.constants and only_float(rewriter, node.inputs[0])
+    if not fits or rows % n or not n < rows <= n * MOST_MAP[-1]:
         return False
-    weights = rewriter.constants[node.inputs[1]]
-    outputs, inputs = weights.shape
-    steps = _Steps(rewriter, node)
-    tokens = steps.step("tokens", "Reshape", node.inputs[0], shape=(n, rows // n, inputs))
-    x = steps.step("turned", "Transpose", tokens, perm=TOKENS)
-    x = steps.step("map", "Reshape", x, shape=(n, inputs, rows // n, 1))
+    weights, steps = rewriter.constants[node.inputs[1]], _Steps(rewriter, node)
+    x = steps.step("tokens", "Reshape", node.inputs[0], shape=(n, rows // n, weights.shape[1]))
+    x = steps.step("turned", "Transpose", x, perm=TOKENS)
+    x = steps.step("map", "Reshape", x, shape=(n, weights.shape[1], rows // n, 1))
     kernel = rewriter.constant(weights[:, :, None, None], f"{node.output}/kernel")
     y = steps.step("image", "Conv", x, kernel, *node.inputs[2:], **node.attrs)
-    y = steps.step("columns", "Reshape", y, shape=(n, outputs, rows // n))
+    y = steps.step("columns", "Reshape", y, shape=(n, len(weights), rows // n))
     y = steps.step("back", "Transpose", y, perm=TOKENS)
     rewriter.replace(node, *steps.made, rewriter.back(node, y))
     return True
 
 
 def _combine(rewriter: Rewriter, node: Node) -> bool:
-    """Add or Mul of tokens (N, T, C), or of tokens and numbers for each."""
-    if node.op not in ("Add", "Mul") or len(rewriter.shape(node.output)) != 3:
-        return False
-    *_, t, c = rewriter.shape(node.output)
+    """Add or Mul of tokens (N, T, C), or of tokens and numbers: one for each element becomes one of a channel."""
     computed = [name for name in node.inputs if name not in rewriter.constants]
-    numbers = [rewriter.constants[name] for name in node.inputs if name in rewriter.constants]
-    if not _are_tokens(rewriter, node.output, *computed) or any(each.size not in (c, t * c) for each in numbers):
+    if node.op not in ("Add", "Mul") or not computed or not _are_tokens(rewriter, node.output, *computed):
         return False
-    steps = _Steps(rewriter, node)
-    names = [steps.tokens(name) for name in computed]
-    turned = [np.ascontiguousarray(each.reshape(1, -1, c).transpose(TOKENS)[..., None]) for each in numbers]
-    names += [rewriter.constant(each, f"{node.output}/numbers") for each in turned]
-    return steps.finish(steps.step("map", node.op, *names, **node.attrs), TOKENS)
+    (n, t, c), steps = rewriter.shape(node.output), _Steps(rewriter, node)
+    numbers = [rewriter.constants[name] for name in node.inputs if name in rewriter.constants]
+    if any(each.ndim > 2 and len(each) > 1 for each in numbers):
+        return False
+    names, whole = [steps.tokens(name) for name in computed], any(each.shape[-2:-1] == (t,) for each in numbers)
+    if whole:
+        names = [steps.step("elements", "Reshape", *names, shape=(n, c * t, 1, 1))]
+    for each in numbers:
+        turned = np.broadcast_to(each, (1, t if whole else 1, c)).transpose(TOKENS).reshape(1, -1, 1, 1)
+        names.append(rewriter.constant(np.ascontiguousarray(turned), f"{node.output}/numbers"))
+    y = steps.step("map", node.op, *names, **node.attrs)
+    return steps.finish(steps.step("whole", "Reshape", y, shape=(n, c, t, 1)) if whole else y, TOKENS)
 
 
 def _average(rewriter: Rewriter, node: Node) -> bool:
@@ -255,7 +272,7 @@ def _reshape_first(rewriter: Rewriter, node: Node) -> bool:
 
 def _groups(before: Shape, after: Shape) -> list[tuple[int, int, Shape]] | None:
     """The axes [a, b) of a shape and the extents that they become; None if one of them is 1."""
-    if 1 in before[1:] or 1 in after[1:]:
+    if not prod(before) or 1 in before[1:] or 1 in after[1:]:
         return None
     found, a, b, c, d = list[tuple[int, int, Shape]](), 0, 1, 0, 1
     while a < len(before):
