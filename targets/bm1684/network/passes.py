@@ -64,6 +64,8 @@ MOST_BLOCKS = 256
 """The most channels of an image after blocks of its pixels were turned into channels."""
 IMAGES = ImageLimits(lanes=16, channels=256, extent=256, pixels=64, batches=True)
 """Limits of images made from long vectors and from tensors that are not images."""
+FEWEST_TAPS = 16
+"""Of a map whose mean is computed in steps."""
 WINDOWS = ("Conv", "ConvTranspose", *POOLS)
 """Operators on images, of which a batch may have several."""
 
@@ -181,6 +183,26 @@ def _add_slopes(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
+def averages_in_steps(graph: Graph) -> Graph:
+    """The mean of a map is the mean of its columns' means, and of some of them: few taps take less time."""
+    return rewrite(graph, _average_part)
+
+
+def _average_part(rewriter: Rewriter, node: Node) -> bool:
+    """Before a long mean, that of all rows or, of a row, of so many columns that both take the least time."""
+    *_, height, width = rewriter.shape(node.inputs[0]) if node.op == "GlobalAveragePool" else (1, 1)
+    if height * width < FEWEST_TAPS:
+        return False
+    columns = min((k for k in range(1, width + 1) if width % k == 0), key=lambda k: k * (k + 1) + 2 * width // k)
+    window = (height, 1) if min(height, width) > 1 else (1, columns) if height == 1 else (1, 1)
+    if window == (1, 1):
+        return False
+    attrs: dict[str, Attr] = {"kernel_shape": window, "strides": (1, window[1])}
+    part = rewriter.part(node, "AveragePool", node.inputs, f"{node.output}/part", **attrs)
+    rewriter.replace(node, part, replace(node, inputs=part.outputs))
+    return True
+
+
 def _behind_one(rewriter: Rewriter, node: Node) -> bool:
     """A movement along the first axis, or of tensors whose first axis is no image, gets an axis of 1 before it."""
     moved = node.inputs if node.op == "Concat" else node.inputs[:1]
@@ -270,6 +292,7 @@ _FIXED: tuple[Pass, ...] = (
     expand_prelu,
     conv_transpose_to_phases,
     split_average_borders,
+    averages_in_steps,
     fuse_again,
     separate_clips,
     *LARGE_MAPS,
