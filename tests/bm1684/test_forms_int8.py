@@ -282,6 +282,7 @@ def test_convolutions_compute_functions_of_several_images(op: str) -> None:
         ((1024, 1024, 1024), 2, True),
         ((-1025, -1025, -1025), 2, False),
         ((np.inf, 0.5, 2.0), 2, False),
+        ((-1025, 0.5, 2.0), 1, False),
     ],
 )
 def test_slopes_that_differ_or_of_several_images_become_convolutions(

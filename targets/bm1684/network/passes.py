@@ -172,7 +172,7 @@ def _add_slopes(rewriter: Rewriter, node: Node) -> bool:
         slopes = along_axis(rewriter.constants[node.inputs[1]], shape, 1)
     if slopes is None or ACTIVATION(node) or not np.isfinite(slopes).all():
         return False
-    if (slopes == slopes[0]).all() and (shape[0] == 1 or abs(slopes[0]) > MOST_SLOPE):
+    if np.abs(slopes).max() > MOST_SLOPE or ((slopes == slopes[0]).all() and shape[0] == 1):
         return False
     one = np.ones(shape[1])
     above, below = (_scaled(rewriter, node, "signs", [sign], activation="Relu") for sign in (one, -one))
@@ -181,6 +181,12 @@ def _add_slopes(rewriter: Rewriter, node: Node) -> bool:
     total = Node("Add", (above.output, bent.output), node.outputs, {}, node.name, node.sources)
     rewriter.replace(node, above, below, bent, total)
     return True
+
+
+def expand_slopes(graph: Graph) -> Graph:
+    """PRelu as convolutions, unless slopes exceed MOST_SLOPE."""
+    slopes = [graph.constants.get(node.inputs[1], np.inf) for node in graph.nodes if node.op == "PRelu"]
+    return graph if any(np.abs(each).max() > MOST_SLOPE for each in slopes) else expand_prelu(graph)
 
 
 def averages_in_steps(graph: Graph) -> Graph:
@@ -289,7 +295,7 @@ _FIXED: tuple[Pass, ...] = (
     gathers_to_slices,
     batch_norm_to_conv,
     functions_to_convs,
-    expand_prelu,
+    expand_slopes,
     conv_transpose_to_phases,
     split_average_borders,
     averages_in_steps,
@@ -298,7 +304,7 @@ _FIXED: tuple[Pass, ...] = (
     *LARGE_MAPS,
     tensors_to_images,
     functions_to_convs,
-    expand_prelu,
+    expand_slopes,
     operands_to_maps,
     expands_to_concats,
     GemmToConv(IMAGES, batches=True),

@@ -86,8 +86,9 @@ def _ceilings_of_functions(
 
 
 def _without_arithmetic(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes that may demand a shared scale: not sums, products and averages, which accept any."""
-    return [node for node in nodes if node.op not in ("Add", "Mul", *AVERAGES)]
+    """The nodes that may demand a shared scale: not sums, products, averages and layers with a ReLU."""
+    free = ("Add", "Mul", *AVERAGES)
+    return [node for node in nodes if node.op not in free and not (node.op == "Conv" and ACTIVATION(node))]
 
 
 def without_negatives(
