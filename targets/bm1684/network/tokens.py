@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -252,34 +251,19 @@ def _before_moves(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _reshape_first(rewriter: Rewriter, node: Node) -> bool:
-    """A Reshape that splits or joins axes which a Transpose keeps together: the Transpose comes last."""
-    move = rewriter.producer(node.inputs[0]) if node.op == "Reshape" else None
-    if move is None or move.op != "Transpose":
+    """A Reshape that splits or joins channels (N, T, ..), which were behind in (N, .., T): the move comes last."""
+    move, after = rewriter.producer(node.inputs[0]), rewriter.shape(node.output)
+    if node.op != "Reshape" or move is None or move.op != "Transpose" or len(after) < 3:
         return False
-    perm, before = PERM(move), rewriter.shape(node.inputs[0])
-    groups = _groups(before, rewriter.shape(node.output))
-    if groups is None or any(perm[a + 1 : b] != tuple(range(perm[a] + 1, perm[a] + b - a)) for a, b, _ in groups):
+    before = rewriter.shape(move.output)
+    if before[:2] != after[:2] or 1 in after[2:] or PERM(move) != _tokens_first(len(before)):
         return False
-    order = sorted(range(len(groups)), key=lambda each: perm[groups[each][0]])
-    ends = np.cumsum([0, *(len(groups[each][2]) for each in order)]).tolist()
-    places = {each: tuple(range(*span)) for each, span in zip(order, pairwise(ends), strict=True)}
-    shape = tuple(extent for each in order for extent in groups[each][2])
-    after = tuple(axis for each in range(len(groups)) for axis in places[each])
-    inner = rewriter.part(node, "Reshape", move.inputs[:1], f"{node.output}/unturned", shape=shape)
-    rewriter.replace(node, inner, replace(node, op="Transpose", inputs=inner.outputs, attrs={"perm": after}))
+    shape = (after[0], *after[2:], after[1])
+    inner = rewriter.part(node, "Reshape", move.inputs, f"{node.output}/channels", shape=shape)
+    perm = {"perm": _tokens_first(len(after))}
+    rewriter.replace(node, inner, replace(node, op="Transpose", inputs=inner.outputs, attrs=perm))
     return True
 
 
-def _groups(before: Shape, after: Shape) -> list[tuple[int, int, Shape]] | None:
-    """The axes [a, b) of a shape and the extents that they become; None if one of them is 1."""
-    if not prod(before) or 1 in before[1:] or 1 in after[1:]:
-        return None
-    found, a, b, c, d = list[tuple[int, int, Shape]](), 0, 1, 0, 1
-    while a < len(before):
-        have, want = prod(before[a:b]), prod(after[c:d])
-        if have == want:
-            found.append((a, b, after[c:d]))
-            a, b, c, d = b, b + 1, d, d + 1
-        else:
-            b, d = (b + 1, d) if have < want else (b, d + 1)
-    return found
+def _tokens_first(rank: int) -> Shape:
+    return (0, rank - 1, *range(1, rank - 1))
