@@ -31,8 +31,6 @@ HALF_RANGE = NEGLIGIBLE / 2
 """Softmax's exponents end here, not at 0: the factor cancels, and signed integers represent both halves."""
 FEWEST_CHANNELS = 16
 """Of normalised tokens: variances of fewer values spread more than 8 bits represent."""
-POSITIVE = {"activation": "Relu"}
-"""Attributes of a sum of numbers above 0, which is unsigned then."""
 TOKENS = (0, 2, 1)
 """The axes of tokens in a map."""
 
@@ -79,18 +77,19 @@ class _Steps:
         self.made.append(self.rewriter.part(self.node, op, inputs, f"{self.node.output}/{key}", **attrs))
         return self.made[-1].output
 
-    def conv(self, key: str, x: str, taps: Array, bias: Array | None = None, group: int = 1, **attrs: Attr) -> str:
+    def conv(
+        self, key: str, x: str, taps: Array, bias: Array | None = None, group: int = 1, activation: str = ""
+    ) -> str:
         """A convolution without padding."""
-        given = [(taps, "weights")] + ([] if bias is None else [(bias, "bias")])
-        names = [
-            self.rewriter.constant(each.astype(np.float32), f"{self.node.output}/{key}/{stem}")
-            for each, stem in given
-        ]
-        return self.step(key, "Conv", x, *names, group=group, **attrs)
+        names = [self.constant(f"{key}/weights", taps)]
+        names += [] if bias is None else [self.constant(f"{key}/bias", bias)]
+        return self.step(key, "Conv", x, *names, group=group, activation=activation)
 
     def power(self, key: str, x: str, exponent: float) -> str:
-        value = self.rewriter.constant(np.float32([exponent]), f"{self.node.output}/{key}/exponent")
-        return self.step(key, "Pow", x, value)
+        return self.step(key, "Pow", x, self.constant(f"{key}/exponent", np.array([exponent])))
+
+    def constant(self, key: str, value: Array) -> str:
+        return self.rewriter.constant(np.ascontiguousarray(value, np.float32), f"{self.node.output}/{key}")
 
     def finish(self, image: str, perm: Sequence[int]) -> bool:
         after = from_image(self.rewriter, image, perm, self.node.output, self.node.sources)
@@ -98,48 +97,51 @@ class _Steps:
         return True
 
 
-def _behind(rewriter: Rewriter, tensor: str, op: str) -> Node | None:
-    """The producer of a tensor, or that before Reshapes, if it is this operator."""
-    node = rewriter.producer(tensor)
-    while node is not None and node.op == "Reshape":
-        node = rewriter.producer(node.inputs[0])
-    return node if node is not None and node.op == op else None
+def _chain(rewriter: Rewriter, tensor: str, *ops: str) -> list[Node]:
+    """The producers of a tensor, the last one first, with Reshapes between; empty if their operators differ."""
+    found: list[Node] = []
+    for op in ops:
+        node = rewriter.producer(tensor)
+        while node is not None and node.op == "Reshape":
+            node = rewriter.producer(node.inputs[0])
+        if node is None or node.op != op:
+            return []
+        found.append(node)
+        tensor = node.inputs[0]
+    return found
 
 
-def _averaged(rewriter: Rewriter, tensor: str) -> str | None:
-    """The tokens of which a tensor has the mean of each."""
-    pool = _behind(rewriter, tensor, "GlobalAveragePool")
-    rows = rewriter.producer(pool.inputs[0]) if pool is not None else None
-    if pool is None or rows is None or rows.op != "Reshape" or not _are_tokens(rewriter, rows.inputs[0]):
-        return None
-    whole = prod(rewriter.shape(pool.inputs[0])[2:]) == rewriter.shape(rows.inputs[0])[2]
-    return rows.inputs[0] if whole else None
+def _averages(rewriter: Rewriter, tensor: str, pool: Node, x: str) -> bool:
+    """Whether a tensor (N, T, 1) has the means that a pool computes of tokens (N, T, C), each alone."""
+    rows, (*batch, channels) = rewriter.producer(pool.inputs[0]), rewriter.shape(x)
+    alone = prod(rewriter.shape(pool.inputs[0])[2:]) == channels and rewriter.shape(tensor) == (*batch, 1)
+    return alone and rows is not None and rows.op == "Reshape" and rows.inputs[0] == x
 
 
 def _normalise(rewriter: Rewriter, node: Node) -> bool:
     """d / sqrt(mean(d^2) + e), d = x - mean(x) or any tokens."""
-    root = _behind(rewriter, node.inputs[1], "Sqrt") if node.op == "Div" else None
-    norm = _behind(rewriter, root.inputs[0], "BatchNormalization") if root is not None else None
-    line = scale_and_shift(rewriter, norm) if norm is not None else None
-    squares = _averaged(rewriter, norm.inputs[0]) if norm is not None else None
-    square = rewriter.producer(squares) if squares is not None else None
-    d = node.inputs[0]
-    if square is None or line is None or square.op != "Mul" or set(square.inputs) != {d}:
+    ops = ("Sqrt", "BatchNormalization", "GlobalAveragePool", "Mul")
+    chain, d = _chain(rewriter, node.inputs[1], *ops) if node.op == "Div" else [], node.inputs[0]
+    line = scale_and_shift(rewriter, chain[1]) if chain and _are_tokens(rewriter, d, node.output) else None
+    if (
+        line is None
+        or {*chain[3].inputs} != {d}
+        or not _averages(rewriter, node.inputs[1], chain[2], chain[3].output)
+    ):
         return False
-    (factor, shift), (*batch, channels) = (np.unique(each) for each in line), rewriter.shape(d)
-    even = len(factor) == len(shift) == 1 and rewriter.shape(node.inputs[1]) == (*batch, 1)
-    if not (even and _are_tokens(rewriter, d, node.output) and channels >= FEWEST_CHANNELS):
+    (factor, shift), channels = (np.unique(each) for each in line), rewriter.shape(d)[2]
+    if not len(factor) == len(shift) == 1 or channels < FEWEST_CHANNELS:
         return False
     steps, mean = _Steps(rewriter, node), np.full((channels, channels, 1, 1), 1 / channels)
     less = rewriter.producer(d)
-    x = _averaged(rewriter, less.inputs[1]) if less is not None and less.op == "Sub" else None
-    if less is not None and x == less.inputs[0] and rewriter.shape(less.inputs[1]) == (*batch, 1):
-        x = steps.tokens(x)
+    pool = _chain(rewriter, less.inputs[1], "GlobalAveragePool") if less is not None and less.op == "Sub" else []
+    if less is not None and pool and _averages(rewriter, less.inputs[1], pool[0], less.inputs[0]):
+        x = steps.tokens(less.inputs[0])
         d = steps.step("centred", "Add", x, steps.conv("mean", x, -mean))
     else:
         d = steps.tokens(d)
     squares = steps.step("squares", "Mul", d, d)
-    variance = steps.conv("variance", squares, mean * factor, np.repeat(shift, channels), **POSITIVE)
+    variance = steps.conv("variance", squares, mean * factor, np.repeat(shift, channels), activation="Relu")
     return steps.finish(steps.step("normal", "Mul", d, steps.power("deviation", variance, -0.5)), TOKENS)
 
 
@@ -187,7 +189,7 @@ def _softmax(rewriter: Rewriter, node: Node) -> bool:
     down = steps.conv("down", largest, -taps[..., :1], np.full(rows, HALF_RANGE), group=rows)
     moved = steps.step("moved", "Add", x, steps.step("copies", "Expand", down, shape=(n, rows, heads, columns)))
     powers = steps.step("powers", "Exp", moved)
-    inverse = steps.power("inverse", steps.conv("total", powers, taps, group=rows, **POSITIVE), -1.0)
+    inverse = steps.power("inverse", steps.conv("total", powers, taps, None, rows, "Relu"), -1.0)
     return steps.finish(steps.step("shares", "Mul", powers, inverse), perm)
 
 
@@ -201,7 +203,7 @@ def _fully_connect(rewriter: Rewriter, node: Node) -> bool:
     x = steps.step("tokens", "Reshape", node.inputs[0], shape=(n, rows // n, weights.shape[1]))
     x = steps.step("turned", "Transpose", x, perm=TOKENS)
     x = steps.step("map", "Reshape", x, shape=(n, weights.shape[1], rows // n, 1))
-    kernel = rewriter.constant(weights[:, :, None, None], f"{node.output}/kernel")
+    kernel = steps.constant("kernel", weights[:, :, None, None])
     y = steps.step("image", "Conv", x, kernel, *node.inputs[2:], **node.attrs)
     y = steps.step("columns", "Reshape", y, shape=(n, len(weights), rows // n))
     y = steps.step("back", "Transpose", y, perm=TOKENS)
@@ -223,7 +225,7 @@ def _combine(rewriter: Rewriter, node: Node) -> bool:
         names = [steps.step("elements", "Reshape", *names, shape=(n, c * t, 1, 1))]
     for each in numbers:
         turned = np.broadcast_to(each, (1, t if whole else 1, c)).transpose(TOKENS).reshape(1, -1, 1, 1)
-        names.append(rewriter.constant(np.ascontiguousarray(turned), f"{node.output}/numbers"))
+        names.append(steps.constant("numbers", turned))
     y = steps.step("map", node.op, *names, **node.attrs)
     return steps.finish(steps.step("whole", "Reshape", y, shape=(n, c, t, 1)) if whole else y, TOKENS)
 
