@@ -49,25 +49,14 @@ def test_products_whose_maps_fit_are_rewritten(
 def test_tokens_of_enough_channels_are_divided_by_their_own_deviations(
     tokens: int, channels: int, mean: tuple[int, ...], deviation: tuple[int, ...], rewritten: bool
 ) -> None:
-    rows = {"shape": (2, tokens, 1, channels)}
-    graph = network(
-        (2, tokens, channels),
-        "y",
-        node("Reshape", "x", "r", **rows),
-        node("GlobalAveragePool", "r", "g"),
-        node("Reshape", "g", "m", shape=mean),
-        node("Sub", "x m", "d"),
-        node("Mul", "d d", "q"),
-        node("Reshape", "q", "p", **rows),
-        node("GlobalAveragePool", "p", "v"),
-        node("BatchNormalization", "v one small zero one", "e", epsilon=0.0),
-        node("Sqrt", "e", "s"),
-        node("Reshape", "s", "t", shape=deviation),
-        node("Div", "d t", "y"),
-        one=np.ones(tokens, np.float32),
-        small=np.full(tokens, 1e-3, np.float32),
-        zero=np.zeros(tokens, np.float32),
-    )
+    rows, ones = {"shape": (2, tokens, 1, channels)}, np.ones(tokens, np.float32)
+    nodes = [
+        node("Reshape", "x", "r", **rows), node("GlobalAveragePool", "r", "g"),
+        node("Reshape", "g", "m", shape=mean), node("Sub", "x m", "d"), node("Mul", "d d", "q"), node("Reshape", "q", "p", **rows),
+        node("GlobalAveragePool", "p", "v"), node("BatchNormalization", "v one small zero one", "e", epsilon=0.0),
+        node("Sqrt", "e", "s"), node("Reshape", "s", "t", shape=deviation), node("Div", "d t", "y"),
+    ]  # fmt: skip
+    graph = network((2, tokens, channels), "y", *nodes, one=ones, small=ones / 1000, zero=0 * ones)
     found = tokens_to_maps(graph)
     assert ("Div" not in operators(found)) == rewritten
     assert_same_meaning(graph, found)

@@ -197,11 +197,9 @@ def averages_in_steps(graph: Graph) -> Graph:
 def _average_part(rewriter: Rewriter, node: Node) -> bool:
     """Before a long mean, that of all rows or, of a row, of so many columns that both take the least time."""
     *_, height, width = rewriter.shape(node.inputs[0]) if node.op == "GlobalAveragePool" else (1, 1)
-    if height * width < FEWEST_TAPS:
-        return False
     columns = min((k for k in range(1, width + 1) if width % k == 0), key=lambda k: k * (k + 1) + 2 * width // k)
-    window = (height, 1) if min(height, width) > 1 else (1, columns) if height == 1 else (1, 1)
-    if window == (1, 1):
+    window = (height, 1) if min(height, width) > 1 else (1, columns)
+    if height * width < FEWEST_TAPS or window == (1, 1):
         return False
     attrs: dict[str, Attr] = {"kernel_shape": window, "strides": (1, window[1])}
     part = rewriter.part(node, "AveragePool", node.inputs, f"{node.output}/part", **attrs)
