@@ -13,7 +13,7 @@ import pytest
 from npuc import api
 from npuc.account import account_of
 from npuc.interpreter import run
-from npuc.ir import Graph, Node
+from npuc.ir import Attr, Graph, Node
 from npuc.onnx_files.export import to_onnx
 from npuc.program import as_loaded
 from npuc.target import Options, target
@@ -71,34 +71,26 @@ def test_these_graphs_are_sliced(name: str) -> None:
     assert len(slicing.fit(SLICED[name], Machine(local_bytes=3072)).nodes) > len(SLICED[name].nodes)
 
 
+ODD = node("Slice", "b", "c", axes=(1,), starts=(1,), ends=(6,), steps=(2,))
+
+
+def _averaged(side: int, **attrs: Attr) -> Graph:
+    return network((1, 3, side, side), "y", RELU, node("AveragePool", "a", "y", **{**COUNTED, **attrs}))
+
+
 MOVED = {
     "channels of two images": network(
         (2, 3, 4, 4), "y", RELU, CONV, node("Concat", "a b", "y", axis=1), w=(3, 3, 3, 3)
     ),
     "every other channel": network(
-        (1, 6, 4, 4),
-        "y",
-        RELU,
-        node("Conv", "a w", "b"),
-        node("Slice", "b", "c", axes=(1,), starts=(1,), ends=(6,), steps=(2,)),
-        node("Relu", "c", "y"),
-        w=(6, 6, 1, 1),
+        (1, 6, 4, 4), "y", RELU, node("Conv", "a w", "b"), ODD, node("Relu", "c", "y"), w=(6, 6, 1, 1)
     ),
-    "an average that counts fewer elements at the border": network(
-        (1, 3, 5, 5),
-        "y",
-        RELU,
-        node("AveragePool", "a", "y", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
-    ),
-    "an average of one window that is partly padding": network(
-        (1, 3, 2, 2), "y", RELU, node("AveragePool", "a", "y", kernel_shape=(3, 3), pads=(1, 1, 0, 0))
-    ),
+    "an average that counts fewer elements at the border": _averaged(5, strides=(2, 2), count_include_pad=0),
+    "an average of one window that is partly padding": _averaged(2, pads=(1, 1, 0, 0), count_include_pad=0),
     "a window that lies in the padding": network(
         (1, 3, 1, 4), "y", node("Conv", "x w", "y", strides=(3, 1), pads=(1, 0, 0, 0)), w=(4, 3, 1, 2)
     ),
-    "an average that counts its padding": network(
-        (1, 3, 5, 5), "y", RELU, node("AveragePool", "a", "y", **COUNTED)
-    ),
+    "an average that counts its padding": _averaged(5),
 }
 
 

@@ -52,9 +52,10 @@ def test_tokens_of_enough_channels_are_divided_by_their_own_deviations(
     rows, ones = {"shape": (2, tokens, 1, channels)}, np.ones(tokens, np.float32)
     nodes = [
         node("Reshape", "x", "r", **rows), node("GlobalAveragePool", "r", "g"),
-        node("Reshape", "g", "m", shape=mean), node("Sub", "x m", "d"), node("Mul", "d d", "q"), node("Reshape", "q", "p", **rows),
-        node("GlobalAveragePool", "p", "v"), node("BatchNormalization", "v one small zero one", "e", epsilon=0.0),
-        node("Sqrt", "e", "s"), node("Reshape", "s", "t", shape=deviation), node("Div", "d t", "y"),
+        node("Reshape", "g", "m", shape=mean), node("Sub", "x m", "d"), node("Mul", "d d", "q"),
+        node("Reshape", "q", "p", **rows), node("GlobalAveragePool", "p", "v"),
+        node("BatchNormalization", "v one small zero one", "e", epsilon=0.0), node("Sqrt", "e", "s"),
+        node("Reshape", "s", "t", shape=deviation), node("Div", "d t", "y"),
     ]  # fmt: skip
     graph = network((2, tokens, channels), "y", *nodes, one=ones, small=ones / 1000, zero=0 * ones)
     found = tokens_to_maps(graph)
