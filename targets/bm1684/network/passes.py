@@ -33,10 +33,7 @@ from npuc.passes.expansion.images import TIDY, ImageLimits
 from npuc.passes.expansion.maxima_to_pools import MaximaToPools
 from npuc.passes.expansion.products import GemmToConv, products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
-from npuc.passes.expansion.resizes import (
-    interpolation_to_convs,
-    repeats_to_interleaves,
-)
+from npuc.passes.expansion.resizes import interpolation_to_convs, repeats_to_interleaves
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from npuc.passes.fusion import fuse_again, separate_clips
