@@ -17,11 +17,8 @@ WEIGHTS = (64, 64, 3, 3)
 
 def _report(tmp_path: Path, images: int, *options: str, body: str = CONV) -> dict[str, object]:
     onnx.save(parse(TEXT.format(n=images, body=body), w=WEIGHTS), tmp_path / "m.onnx")
-    arguments = (
-        "compile", tmp_path / "m.onnx", "--target", "bm1684", "-o", tmp_path / "a.npu", *SYNTHETIC, *options,
-        "--json",
-    )  # fmt: skip
-    found: dict[str, object] = npuc(*arguments).json
+    given = ("--target", "bm1684", "-o", tmp_path / "a.npu", *SYNTHETIC, *options, "--json")
+    found: dict[str, object] = npuc("compile", tmp_path / "m.onnx", *given).json
     return found
 
 

@@ -13,7 +13,7 @@ import pytest
 from npuc import api
 from npuc.account import account_of
 from npuc.interpreter import run
-from npuc.ir import Graph, Node
+from npuc.ir import Attr, Graph, Node
 from npuc.onnx_files.export import to_onnx
 from npuc.program import as_loaded
 from npuc.target import Options, target
@@ -29,25 +29,26 @@ from tests.runtime import RUNTIME
 
 RELU = node("Relu", "x", "a")
 CONV = node("Conv", "a w", "b", pads=(1, 1, 1, 1))
+SUM = node("Add", "b c", "y")
+COUNTED = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "count_include_pad": 1}
+
+
+def _sliced(*nodes: Node, outputs: str = "y", images: int = 1, **constants: tuple[int, ...]) -> Graph:
+    return network((images, 2, 24, 40), outputs, RELU, *nodes, **{"w": (2, 2, 3, 3), **constants})
+
+
 SLICED = {
-    "rows above and below the map": network((1, 2, 24, 40), "y", RELU, node("Conv", "a w", "y", pads=(9, 0, 9, 0)),
-        w=(2, 2, 3, 1)),
-    "an average in ceil_mode": network((1, 2, 24, 40), "y", RELU, CONV,
-        node("AveragePool", "b", "y", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), ceil_mode=1,
-        count_include_pad=1), w=(2, 2, 3, 3)),
-    "a Concat of rows": network((1, 2, 24, 40), "y", RELU, CONV, node("Concat", "a b", "y", axis=2),
-        w=(2, 2, 3, 3)),
-    "a Concat of channels": network((1, 2, 24, 40), "y", RELU, CONV, node("Concat", "a b", "y", axis=1),
-        w=(2, 2, 3, 3)),
-    "a constant per row": network((1, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"), w=(2, 2, 3, 3),
-        c=(24, 1)),
-    "a graph output in the middle": network((1, 2, 24, 40), "b y", RELU, CONV, node("Relu", "b", "y"),
-        w=(2, 2, 3, 3)),
-    "a constant per image": network((3, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"), w=(2, 2, 3, 3),
-        c=(3, 1, 1, 1)),
-    "a constant per image of lower rank": network((3, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"),
-        w=(2, 2, 3, 3), c=(2, 1, 1)),
-}  # fmt: skip
+    "rows above and below the map": _sliced(node("Conv", "a w", "y", pads=(9, 0, 9, 0)), w=(2, 2, 3, 1)),
+    "an average in ceil_mode": _sliced(
+        CONV, node("AveragePool", "b", "y", **COUNTED, strides=(2, 2), ceil_mode=1)
+    ),
+    "a Concat of rows": _sliced(CONV, node("Concat", "a b", "y", axis=2)),
+    "a Concat of channels": _sliced(CONV, node("Concat", "a b", "y", axis=1)),
+    "a constant per row": _sliced(CONV, SUM, c=(24, 1)),
+    "a graph output in the middle": _sliced(CONV, node("Relu", "b", "y"), outputs="b y"),
+    "a constant per image": _sliced(CONV, SUM, images=3, c=(3, 1, 1, 1)),
+    "a constant per image of lower rank": _sliced(CONV, SUM, images=3, c=(2, 1, 1)),
+}
 
 
 @pytest.mark.parametrize("local_bytes", [2048, 3072, 6144])
@@ -70,21 +71,27 @@ def test_these_graphs_are_sliced(name: str) -> None:
     assert len(slicing.fit(SLICED[name], Machine(local_bytes=3072)).nodes) > len(SLICED[name].nodes)
 
 
+ODD = node("Slice", "b", "c", axes=(1,), starts=(1,), ends=(6,), steps=(2,))
+
+
+def _averaged(side: int, **attrs: Attr) -> Graph:
+    return network((1, 3, side, side), "y", RELU, node("AveragePool", "a", "y", **{**COUNTED, **attrs}))
+
+
 MOVED = {
-    "channels of two images": network((2, 3, 4, 4), "y", RELU, CONV, node("Concat", "a b", "y", axis=1),
-        w=(3, 3, 3, 3)),
-    "every other channel": network((1, 6, 4, 4), "y", RELU, node("Conv", "a w", "b"),
-        node("Slice", "b", "c", axes=(1,), starts=(1,), ends=(6,), steps=(2,)), node("Relu", "c", "y"),
-        w=(6, 6, 1, 1)),
-    "an average that counts fewer elements at the border": network((1, 3, 5, 5), "y", RELU,
-        node("AveragePool", "a", "y", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))),
-    "an average of one window that is partly padding": network((1, 3, 2, 2), "y", RELU,
-        node("AveragePool", "a", "y", kernel_shape=(3, 3), pads=(1, 1, 0, 0))),
-    "a window that lies in the padding": network((1, 3, 1, 4), "y",
-        node("Conv", "x w", "y", strides=(3, 1), pads=(1, 0, 0, 0)), w=(4, 3, 1, 2)),
-    "an average that counts its padding": network((1, 3, 5, 5), "y", RELU,
-        node("AveragePool", "a", "y", kernel_shape=(3, 3), pads=(1, 1, 1, 1), count_include_pad=1)),
-}  # fmt: skip
+    "channels of two images": network(
+        (2, 3, 4, 4), "y", RELU, CONV, node("Concat", "a b", "y", axis=1), w=(3, 3, 3, 3)
+    ),
+    "every other channel": network(
+        (1, 6, 4, 4), "y", RELU, node("Conv", "a w", "b"), ODD, node("Relu", "c", "y"), w=(6, 6, 1, 1)
+    ),
+    "an average that counts fewer elements at the border": _averaged(5, strides=(2, 2), count_include_pad=0),
+    "an average of one window that is partly padding": _averaged(2, pads=(1, 1, 0, 0), count_include_pad=0),
+    "a window that lies in the padding": network(
+        (1, 3, 1, 4), "y", node("Conv", "x w", "y", strides=(3, 1), pads=(1, 0, 0, 0)), w=(4, 3, 1, 2)
+    ),
+    "an average that counts its padding": _averaged(5),
+}
 
 
 @pytest.mark.parametrize("name", MOVED)
@@ -99,11 +106,12 @@ PRELU = node("PRelu", "x slope", "y")
 
 
 @pytest.mark.parametrize(
-    ("shape", "refused"), [((4, 1, 1), False), ((1,), False), ((1, 4, 1), True), ((4,), True), ((4, 4, 4), True)]
+    ("shape", "refused"),
+    [((4, 1, 1), False), ((1,), False), ((1, 4, 1), True), ((4,), True), ((4, 4, 4), True), ((12,), True)],
 )
-def test_slopes_are_one_or_one_per_channel(shape: tuple[int, ...], refused: bool) -> None:
-    graph = network((1, 4, 4, 4), "y", PRELU, slope=shape)
-    assert bool(support.refusal(graph, graph.nodes[0])) is refused
+def test_slopes_are_one_or_one_per_channel_of_an_image(shape: tuple[int, ...], refused: bool) -> None:
+    graph = network((12,) if shape == (12,) else (1, 4, 4, 4), "y", PRELU, slope=shape)
+    assert bool(support.slope_per_channel(graph, graph.nodes[0])) is refused
 
 
 @pytest.mark.parametrize(
@@ -125,11 +133,6 @@ def test_images_that_are_normalised_fit_rows_columns_and_channels(shape: tuple[i
 def test_slopes_are_finite(refusal: Any, slope: float, refused: bool) -> None:
     graph = network((1, 4, 4, 4), "y", PRELU, slope=np.array([slope], np.float32))
     assert bool(refusal(graph, graph.nodes[0])) is refused
-
-
-def test_a_vector_has_no_channels_for_slopes() -> None:
-    graph = network((12,), "y", PRELU, slope=(12,))
-    assert support.refusal(graph, graph.nodes[0])
 
 
 @pytest.mark.parametrize(("pads", "refused"), [(0, False), (2, False), (3, True)])

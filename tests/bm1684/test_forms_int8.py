@@ -23,7 +23,7 @@ from tests.passes.networks import assert_same_meaning, network, node
 from tests.runtime import RUNTIME
 
 ROWS = "m = MatMul(x, w)\n a = Add(m, b)\n r = Relu(a)\n"
-IMAGE = (1, 16, 24, 20)
+IMAGE, BATCH = (1, 16, 24, 20), (5, 16, 24, 20)
 FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
     "rows of windows": ((4, 6, 16), (4, 6, 12), ROWS + "y = Add(r, m)"),
     "windows joined": ((4, 9, 16), (1, 36, 12), ROWS + "y = Reshape(r, joined)"),
@@ -60,20 +60,16 @@ FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
     ),
     "much padding": (IMAGE, (1, 16, 60, 22), "c = Conv <pads=[20, 3, 18, 1]> (x, k)\n y = Relu(c)"),
     "padding of unsigned maps": (
-        (5, *IMAGE[1:]),
+        BATCH,
         (5, 16, 14, 12),
         "c = Conv <pads=[1, 1, 1, 1]> (x, k)\n r = Relu(c)\n p = Pad(r, sides)\n"
         "y = MaxPool <kernel_shape=[2, 2], strides=[2, 2]> (p)",
     ),
-    "mirrored": (
-        IMAGE,
-        (1, 16, 26, 21),
-        'p = Pad <mode="reflect"> (x, sides)\n y = Conv <pads=[0, 0, 0, 0]> (p, k)',
-    ),
+    "mirrored": (IMAGE, (1, 16, 26, 21), 'p = Pad <mode="reflect"> (x, sides)\n y = Conv (p, k)'),
     "a number around": (IMAGE, (1, 16, 26, 21), "c = Conv(x, k)\n y = Pad(c, sides, one_)"),
     "a step below zero around": (IMAGE, (1, 16, 26, 21), "c = Conv(x, k)\n y = Pad(c, sides, little)"),
     "a negative number around a batch": (
-        (5, *IMAGE[1:]),
+        BATCH,
         (5, 16, 26, 21),
         "c = Conv(x, k)\n r = Relu(c)\n y = Pad(r, sides, low)",
     ),
@@ -111,11 +107,7 @@ FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
         "t = Transpose <perm=[0, 3, 1, 2]> (x)\n y = Conv <pads=[1, 1, 1, 1]> (t, three)",
     ),
     "narrow depthwise": (IMAGE, IMAGE, "y = Conv <group=16, pads=[0, 2, 0, 2]> (x, d)"),
-    "dilated depthwise": (
-        (5, *IMAGE[1:]),
-        (5, *IMAGE[1:]),
-        "y = Conv <group=16, dilations=[2, 2], pads=[0, 4, 0, 4]> (x, d)",
-    ),
+    "dilated depthwise": (BATCH, BATCH, "y = Conv <group=16, dilations=[2, 2], pads=[0, 4, 0, 4]> (x, d)"),
     "wide dilation": (IMAGE, IMAGE, "y = Conv <dilations=[18, 18], pads=[18, 18, 18, 18]> (x, k)"),
     "enlarged along rows": (IMAGE, (1, 16, 50, 22), "y = ConvTranspose <strides=[2, 1]> (x, k)"),
 }
@@ -155,6 +147,9 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
     "k": (16, 16, 3, 3),
     "d": (16, 1, 1, 5),
     "q": (16, 16, 1, 1),
+    "gains": (16,),
+    "b16": (16,),
+    "places": (17, 16),
     "seven": (70, 3, 7, 7),
     "three": (10, 3, 3, 3),
     "turned": (12, 16),
@@ -165,6 +160,26 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
     "each": (4100, 1, 1, 1),
     "down": (4, 4100, 1, 1),
 }
+HEADS = (
+    "l = MatMul(n, w)\n r = Reshape(l, apart)\n t = Transpose <perm=[0, 2, 1, 3]> (r)\n"
+    "i = Transpose <perm=[0, 2, 3, 1]> (r)\n s = MatMul(t, i)\n p = Softmax(s)\n o = MatMul(p, t)\n"
+    "j = Transpose <perm=[0, 2, 1, 3]> (o)\n f = Reshape(j, behind)\n m = MatMul(f, turned)\n "
+)
+"""Attention of three heads of 4 channels on tokens n."""
+NORMAL = "n = LayerNormalization <axis=-1> (x, gains, b16)\n"
+ATTENTION = {
+    **{
+        f"attention of {n}": ((n, t, 16), (n, t, 16), f"{NORMAL}{HEADS}y = Add(x, m)") for n, t in ((1, 9), (5, 4))
+    },
+    "attention of few tokens": ((2, 3, 16), (2, 3, 16), f"n = Identity(x)\n {HEADS}y = Tanh(m)"),
+    "attention to places": (
+        (3, 17, 16),
+        (3, 16),
+        f"a = Add(x, places)\n v = Mul(a, a)\n z = ReduceMean(v, last)\n e = Add(z, tenth)\n"
+        f"u = Sqrt(e)\n n = Div(a, u)\n {HEADS}h = Add(a, m)\n y = ReduceMean <keepdims=0> (h, across)",
+    ),
+}
+FORMS.update(ATTENTION)
 PICTURES = {
     "a wide window of a picture": ("strides=[2, 2], pads=[3, 3, 3, 2]", "seven", (1, 70, 45, 45)),
     "unequal strides": ("strides=[3, 2], pads=[0, 6, 1, 5]", "seven", (4, 70, 29, 48)),
@@ -198,7 +213,8 @@ def _form(form: str) -> tuple[onnx.ModelProto, Array]:
         "int64[3] joined = {1, 36, 12}, int64[3] tokens = {2, 20, 16}, int64 second = {1}, "
         "float root = {1.4142135}, float one_ = {1}, float low = {-0.7}, float high = {1.1}, int64[1] rows = {2}, "
         "float little = {-0.04}, float tenth = {0.1}, float[1] even = {0.3}, "
-        "int64[4] three_images = {3, 16, 5, 4}, "
+        "int64[4] three_images = {3, 16, 5, 4}, int64[1] last = {-1}, int64[1] across = {1}, "
+        "int64[4] apart = {0, 0, 3, 4}, int64[3] behind = {0, 0, 12}, "
         f"int64[6] one = {{0, 0, 0, 1, 0, 0}}, int64[8] sides = {{0, 0, 1, 2, 0, 0, 3, 1}}> {{ {nodes} }}",
         WEIGHTS,
     )
@@ -222,7 +238,7 @@ def test_forms_are_rewritten_for_layers_of_8_bits(form: str) -> None:
     assert found.report["proof"]["bit_exact"] and {*causes(found.program)} <= {HOST_STEP}
     wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])
     got = found.run({"x": x})["y"].reshape(wanted.shape)
-    assert np.square(got - wanted).sum() < 1e-3 * np.square(wanted).sum()
+    assert np.square(got - wanted).sum() < (3e-3 if form in ATTENTION else 1e-3) * np.square(wanted).sum()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -233,19 +249,21 @@ def test_the_vendors_model_gives_the_same_values(form: str) -> None:
     np.testing.assert_array_equal(theirs["y"], found.run({"x": x})["y"])
 
 
+def _texts(form: str) -> list[str]:
+    found = _compiled(form)
+    return [each["text"] for each in found.target.listing(found.program)]
+
+
 def test_a_function_between_two_products_moves_nothing() -> None:
     """As onnxruntime's rows it needed three Transposes of the map between them."""
-    found = _compiled("tokens' features")
-    calls = [each["text"].partition("(")[0] for each in found.target.listing(found.program)]
+    calls = [each.partition("(")[0] for each in _texts("tokens' features")]
     assert [each for each in calls if each.endswith(("L2S", "S2S"))] == ["okk_gdma_32bit_cpy_L2S"]
 
 
 @pytest.mark.parametrize("op", ["HardSwish", "LeakyRelu", "PRelu of small slopes"])
 def test_convolutions_compute_functions_of_several_images(op: str) -> None:
     for images, tables in ((1, op in ("HardSwish", "LeakyRelu")), (5, False)):
-        found = _compiled(f"{op} of {images}")
-        texts = [each["text"] for each in found.target.listing(found.program)]
-        assert any("lookup" in text for text in texts) == tables
+        assert any("lookup" in text for text in _texts(f"{op} of {images}")) == tables
 
 
 @pytest.mark.parametrize(
@@ -257,6 +275,7 @@ def test_convolutions_compute_functions_of_several_images(op: str) -> None:
         ((1024, 1024, 1024), 2, True),
         ((-1025, -1025, -1025), 2, False),
         ((np.inf, 0.5, 2.0), 2, False),
+        ((-1025, 0.5, 2.0), 1, False),
     ],
 )
 def test_slopes_that_differ_or_of_several_images_become_convolutions(
@@ -271,29 +290,19 @@ def test_slopes_that_differ_or_of_several_images_become_convolutions(
 
 def test_columns_of_a_picture_with_its_channels_last_are_copied_in_local_memory() -> None:
     """Loads of single elements take four times as long."""
-    found = _compiled("a picture with its channels last")
-    calls = [each["text"].partition("(")[0] for each in found.target.listing(found.program)]
+    calls = [each.partition("(")[0] for each in _texts("a picture with its channels last")]
     assert calls.count("okk_gdma_32bit_cpy_L2L") == 3 * calls.count("npuc_fix8b_conv2d")
 
 
 def test_padding_with_ones_in_every_bit_keeps_its_bits() -> None:
     """As a float they are not a number, which C could not write."""
-    found = _compiled("a step below zero around")
-    texts = [each["text"] for each in found.target.listing(found.program)]
-    assert any("{.u32 = 0xffffffff}" in text for text in texts)
+    assert any("{.u32 = 0xffffffff}" in text for text in _texts("a step below zero around"))
 
 
-REFUSED = {
-    "images around a batch": ((2, 16, 4, 4), (3, 16, 2, 2), "c = Conv(x, k)\n y = Pad(c, one)"),
-}
-
-
-@pytest.mark.parametrize("form", REFUSED)
-def test_other_forms_are_the_hosts(form: str, tmp_path: Path) -> None:
-    shape, result, nodes = REFUSED[form]
+def test_images_around_a_batch_are_the_hosts(tmp_path: Path) -> None:
     text = (
-        f'<ir_version: 8, opset_import: ["": 18]> g (float{list(shape)} x) => (float{list(result)} y) '
-        f"<int64[8] one = {{0, 0, 0, 0, 1, 0, 0, 0}}> {{ {nodes} }}"
+        '<ir_version: 8, opset_import: ["": 18]> g (float[2,16,4,4] x) => (float[3,16,2,2] y) '
+        "<int64[8] one = {0, 0, 0, 0, 1, 0, 0, 0}> { c = Conv(x, k)\n y = Pad(c, one) }"
     )
     onnx.save(_weighted(text, WEIGHTS), tmp_path / "m.onnx")
     found = npuc("check", tmp_path / "m.onnx", "--target", "bm1684", "--precision", "int8", "--json").json
@@ -302,7 +311,7 @@ def test_other_forms_are_the_hosts(form: str, tmp_path: Path) -> None:
 
 def test_a_movement_beside_what_the_host_computes_takes_no_product_with_it(tmp_path: Path) -> None:
     model = _weighted(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[4,9,16] x) => (float[4,9,16] y) '
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4,113,16] x) => (float[4,113,16] y) '
         "{ q = MatMul(x, w)\n k = MatMul(x, v)\n t = Transpose <perm=[0, 2, 1]> (k)\n s = MatMul(q, t)\n"
         " e = Softmax(s)\n a = MatMul(e, k)\n y = MatMul(a, w) }",
         {"w": (16, 16), "v": (16, 16)},
@@ -312,4 +321,4 @@ def test_a_movement_beside_what_the_host_computes_takes_no_product_with_it(tmp_p
     report = npuc(*command, "-o", tmp_path / "m.npu").json
     npu = sum(each["macs_on_npu"] for each in report["account"])
     shares = {"npu": npu, "host": sum(each["macs"] for each in report["account"]) - npu}
-    assert shares == {"npu": 3 * 4 * 9 * 16 * 16, "host": 2 * 4 * 9 * 9 * 16}
+    assert shares == {"npu": 3 * 4 * 113 * 16 * 16, "host": 2 * 4 * 113 * 113 * 16}

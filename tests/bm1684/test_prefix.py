@@ -40,9 +40,7 @@ def _symbols(sources: list[Path], folder: Path) -> list[list[str]]:
         pytest.skip("there is no nm")
     objects = [folder / f"{number}_{source.stem}.o" for number, source in enumerate(sources)]
     for source, made in zip(sources, objects, strict=True):
-        command = [
-            simulator.compiler(), *FREESTANDING, "-I", str(simulator.MODEL), "-o", str(made), str(source),
-        ]  # fmt: skip
+        command = [simulator.compiler(), *FREESTANDING, "-I", str(simulator.MODEL), "-o", str(made), str(source)]
         subprocess.run(command, check=True)
     linked = ["-r", "-nostdlib", "-o", str(folder / "firmware.o"), *map(str, objects)]
     subprocess.run([simulator.compiler(), *linked], check=True)

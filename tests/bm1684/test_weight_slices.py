@@ -62,11 +62,7 @@ CASES: dict[str, tuple[list[Layer], Shapes, int]] = {
         3072,
     ),
     # all groups as one for a batch, zeros between: 8 block rows of 128 * 9 * 4 bytes
-    "groups": (
-        [("Conv", ["x", "w"], {**CONV, "group": 2})],
-        {"x": (2, 128, 6, 6), "w": (512, 64, 3, 3)},
-        16384,
-    ),
+    "groups": ([("Conv", ["x", "w"], {**CONV, "group": 2})], {"x": (2, 128, 6, 6), "w": (512, 64, 3, 3)}, 16384),
     # 512 rows of 128 bytes
     "rows of a matrix": (
         [("Gemm", ["x", "w", "b"], {}), ("Relu", ["0"], {})],

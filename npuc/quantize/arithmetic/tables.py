@@ -68,13 +68,15 @@ def as_unary(graph: Graph, node: Node) -> Node | None:
     return node if node.op in TABLE_OPS and not is_relu(node) else None
 
 
-def wanted_values(function: Node, x_scale: float, y_scale: float, x_zero: int = 0, y_zero: int = 0) -> Array:
+def wanted_values(
+    function: Node, x_scale: float, y_scale: float, x_zero: int = 0, y_zero: int = 0, *more: Array
+) -> Array:
     """The unrounded integer for f(x), for every int8 x: (256,) float64, infinite or NaN where f is.
 
-    function: a node of one input, by its operator's meaning. x_zero, y_zero: the zero points.
+    function: by its operator's meaning. x_zero, y_zero: the zero points. more: its inputs behind x.
     """
     with np.errstate(all="ignore"):
-        (values,) = OPS[function.op].compute(function, [(INPUTS - x_zero) * x_scale])
+        (values,) = OPS[function.op].compute(function, [(INPUTS - x_zero) * x_scale, *more])
         return values.astype(np.float64) / y_scale + y_zero
 
 

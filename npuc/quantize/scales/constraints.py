@@ -54,7 +54,7 @@ def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, 
 
 def data_inputs(node: Node) -> tuple[str, ...]:
     """The inputs that carry activations."""
-    return node.inputs[:1] if node.op in ("Conv", "PRelu") else node.inputs
+    return node.inputs[:1] if node.op in ("Conv", "PRelu", "Pow") else node.inputs
 
 
 def tensors_of(nodes: Sequence[Node]) -> tuple[str, ...]:

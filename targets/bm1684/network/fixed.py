@@ -126,6 +126,13 @@ def one_slope(graph: Graph, node: Node) -> str | None:
     return None if as_unary(graph, node) is not None else "the slopes differ"
 
 
+def negative_power(graph: Graph, node: Node) -> str | None:
+    """The exponent is a negative number, and the base a layer with a ReLU."""
+    exponent, base = graph.constants.get(node.inputs[1]), graph.producers.get(node.inputs[0])
+    fits = exponent is not None and exponent.size == 1 and bool(exponent.item() < 0)
+    return None if fits and base is not None and ACTIVATION(base) == "Relu" else "it is another power"
+
+
 def batch_stays(graph: Graph, node: Node) -> str | None:
     """The images of a batch stay apart: the first axis is not touched."""
     x, y = graph.shape(node.inputs[0]), graph.shape(node.output)
@@ -170,6 +177,7 @@ OPERATORS: Mapping[str, Support] = {
     "Add": Support("nodechip_eltwise_fix8b_forward_local", (two_maps, within_sides, relu_at_most)),
     "Mul": Support("nodechip_broadcast_binary_fix8b_forward_local", (product_of_maps, within_sides)),
     **{op: Support("nodechip_lut_local_v2", (images, within_sides)) for op in TABLE_OPS if op != "Clip"},
+    "Pow": Support("nodechip_lut_local_v2", (images, within_sides, negative_power)),
     "PRelu": Support(
         "nodechip_lut_local_v2", (constant_weights, finite_constants, images, within_sides, one_slope)
     ),

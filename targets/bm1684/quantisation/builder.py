@@ -92,7 +92,7 @@ class _Builder(IntegerBuilder):
             return "Pad", {**node.attrs, VALUE.name: float(value)}, ()
         if node.op == "Mul":
             return PRODUCT, self._shift_attrs(node, node.inputs), ()
-        if (function := as_unary(self.float, node)) is not None:
+        if (function := node if node.op == "Pow" else as_unary(self.float, node)) is not None:
             return self._entries(node, function)
         op, attrs, extra = super().form(node)
         return op, {**attrs, "relu": 0} if "relu" in attrs and self.behind(node) else attrs, extra
@@ -111,7 +111,9 @@ class _Builder(IntegerBuilder):
     def _entries(self, node: Node, function: Node) -> IntegerForm:
         """The entries of a function for every integer; 0 where it is not defined."""
         x, y = self.steps(data_inputs(node)[0]), self.steps(node.output)
-        values = np.nan_to_num(wanted_values(function, x.scale, y.scale, x.zero, y.zero), nan=y.zero)
+        exponents = [self.float.constants[name] for name in function.inputs[1:] if function.op == "Pow"]
+        values = wanted_values(function, x.scale, y.scale, x.zero, y.zero, *exponents)
+        values = np.nan_to_num(values, nan=y.zero)
         return LOOKUP, {}, self.add_constants(node, {"table": np.clip(np.rint(values), -128, 127).astype(np.int8)})
 
     def _rescale(self, node: Node) -> IntegerForm:

@@ -8,7 +8,7 @@ limit / 127. Tensors that must share this scale would be clipped at the limit as
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -59,12 +59,36 @@ def constraints(
     others = _without_arithmetic(nodes)
     limited = constraints_of(graph, nodes, given)
     found = constraints_of(graph, others, given)
-    return replace(found, ceilings=limited.ceilings, floors=floors(graph, nodes, free))
+    ceilings = {**limited.ceilings, **dict(_ceilings_of_functions(graph, nodes, free))}
+    return replace(found, ceilings=ceilings, floors=floors(graph, nodes, free))
+
+
+SPREAD = 128
+"""The ratio of the largest base of a negative power to the least one of which the result is not saturated."""
+NEGLIGIBLE = 6.5
+"""Exponents that are less than the largest by this have powers of less than half a step."""
+
+
+def _ceilings_of_functions(
+    graph: Graph, nodes: Sequence[Node], free: Mapping[str, Histogram]
+) -> Iterator[tuple[str, float]]:
+    """The largest scales of what Exp reads, and of negative powers.
+
+    Neither exponents without effect nor a few bases near 0, such as the variances of padding, decide a scale.
+    """
+    for node in nodes:
+        if node.op == "Exp" and {node.inputs[0], node.output} <= free.keys():
+            high = float(np.log(max(free[node.output].largest, 1e-30)))
+            yield node.inputs[0], max(abs(high), abs(high - NEGLIGIBLE)) / 127
+        if node.op == "Pow" and node.inputs[0] in free:
+            least = max(free[node.inputs[0]].largest, 1e-30) / SPREAD
+            yield node.output, least ** float(graph.constants[node.inputs[1]].item()) / 127
 
 
 def _without_arithmetic(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes that may demand a shared scale: not sums, products and averages, which accept any."""
-    return [node for node in nodes if node.op not in ("Add", "Mul", *AVERAGES)]
+    """The nodes that may demand a shared scale: not sums, products, averages and layers with a ReLU."""
+    free = ("Add", "Mul", *AVERAGES)
+    return [node for node in nodes if node.op not in free and not (node.op == "Conv" and ACTIVATION(node))]
 
 
 def without_negatives(
@@ -104,7 +128,7 @@ def _may_be_negative(node: Node, class_of: Mapping[str, str], signed: Collection
         return False
     if node.op in SAME:
         return node.op == "Pad" and VALUE(node) < 0  # or as its operands, which are of the same class
-    if node.op in (*AVERAGES, "Add", "Mul"):
+    if node.op in (*AVERAGES, "Add", "Mul", "Pow"):
         return any(class_of.get(x) is None or class_of[x] in signed for x in data_inputs(node))
     return not is_relu(node)
 

@@ -1,0 +1,63 @@
+"""Borders of attention and normalisation in 8 bits (network/tokens)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npuc.ir import TensorType
+from npuc.ops import build
+from npuc.targets.bm1684.network.tokens import tokens_to_maps
+from tests.passes.networks import assert_same_meaning, network, node, operators
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "rewritten"),
+    [
+        ((2, 3, 5, 4), (2, 3, 4, 6), True),
+        ((2, 3, 5, 6), (2, 3, 6, 4), True),
+        ((2, 5, 4), (2, 4, 6), True),
+        ((1, 1, 5, 112), (1, 1, 112, 4), True),
+        ((1, 1, 5, 113), (1, 1, 113, 4), False),
+        ((1, 1, 5, 4), (1, 1, 4, 113), False),
+        ((1, 1, 146, 64), (1, 1, 64, 112), True),  # 6 * 146 * 112 of 98,304 words
+        ((1, 1, 147, 64), (1, 1, 64, 112), False),
+        ((1, 1, 110, 65), (1, 1, 65, 112), False),  # 8 * 110 * 112
+        ((2, 3, 5, 4), (2, 1, 4, 6), False),
+        ((5, 4), (4, 6), False),
+    ],
+)
+def test_products_whose_maps_fit_are_rewritten(
+    left: tuple[int, ...], right: tuple[int, ...], rewritten: bool
+) -> None:
+    nodes = node("Softmax", "a", "s", axis=len(left) - 1), node("MatMul", "s b", "y")
+    graph = build("test", nodes, {"a": TensorType(left), "b": TensorType(right)}, ["y"], {})
+    found = tokens_to_maps(graph)
+    assert {"Softmax", "MatMul"}.isdisjoint(operators(found)) == rewritten == (found is not graph)
+    assert_same_meaning(graph, found)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "channels", "mean", "deviation", "rewritten"),
+    [
+        (5, 16, (2, 5, 1), (2, 5, 1), True),
+        (5, 15, (2, 5, 1), (2, 5, 1), False),
+        (16, 16, (2, 1, 16), (2, 16, 1), True),  # another difference than from the mean
+        (16, 16, (2, 16, 1), (2, 1, 16), False),
+    ],
+)
+def test_tokens_of_enough_channels_are_divided_by_their_own_deviations(
+    tokens: int, channels: int, mean: tuple[int, ...], deviation: tuple[int, ...], rewritten: bool
+) -> None:
+    rows, ones = {"shape": (2, tokens, 1, channels)}, np.ones(tokens, np.float32)
+    nodes = [
+        node("Reshape", "x", "r", **rows), node("GlobalAveragePool", "r", "g"),
+        node("Reshape", "g", "m", shape=mean), node("Sub", "x m", "d"), node("Mul", "d d", "q"),
+        node("Reshape", "q", "p", **rows), node("GlobalAveragePool", "p", "v"),
+        node("BatchNormalization", "v one small zero one", "e", epsilon=0.0), node("Sqrt", "e", "s"),
+        node("Reshape", "s", "t", shape=deviation), node("Div", "d t", "y"),
+    ]  # fmt: skip
+    graph = network((2, tokens, channels), "y", *nodes, one=ones, small=ones / 1000, zero=0 * ones)
+    found = tokens_to_maps(graph)
+    assert ("Div" not in operators(found)) == rewritten
+    assert_same_meaning(graph, found)
