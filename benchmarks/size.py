@@ -27,16 +27,16 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_610,
+    "benchmarks": 3_780,
     "docs": 430,
     "examples": 200,
     "models": 2_000,
-    "npuc": 38_680,
+    "npuc": 39_070,
     "passes": 6_585,
-    "targets/bm1684": 10_645,
-    "targets/easynpu": 17_915,
+    "targets/bm1684": 10_970,
+    "targets/easynpu": 18_255,
     "targets/nvdla": 20_935,
-    "tests": 64_600,
+    "tests": 64_900,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
