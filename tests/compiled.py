@@ -50,6 +50,9 @@ class Kept:
     def whole(self, program: Program, graphs: Sequence[Graph], samples: Samples) -> Program:
         return program
 
+    def judge(self, program: Program, *_: object) -> tuple[Program, tuple[()]]:
+        return program, ()
+
 
 def optimised(request: Request) -> Graph:
     """The float graph of a model after all passes of a target, whether it runs them or not."""
