@@ -28,7 +28,8 @@ def _flip(program: Path, layer: int) -> None:
     """
     layers = _layers(program)
     listing = npuc("dump", program, "--json").json["instructions"]
-    (word,) = [each["fields"] for each in listing if each["index"] == layers[layer]["instruction"]]
+    behind = (each["fields"] for each in listing if each["index"] >= layers[layer]["instruction"])
+    word = next(each for each in behind if "Zs" in each)  # words of addresses may come first
     words = sum(each["weight_words"] for each in layers[:layer]) + 5 * word["Zs"]
     image = bytearray((program / "weight.bin").read_bytes())
     image[BYTES * words] ^= 0x80
