@@ -127,9 +127,9 @@ def _mix_into_reader(rewriter: Rewriter, node: Node) -> bool:
 
 def _mixture(rewriter: Rewriter, node: Node) -> tuple[Array, Array] | None:
     """The matrix (outputs, inputs) and the shifts of what selects channels, or of single taps over all."""
-    channels = np.eye(rewriter.shape(node.inputs[0])[1]) if len(rewriter.shape(node.output)) == 4 else None
-    if channels is None:
+    if not len(shape := rewriter.shape(node.inputs[0])) == len(rewriter.shape(node.output)) == 4:
         return None
+    channels = np.eye(shape[1])
     if node.op == "Slice" and AXES(node) == (1,):
         found = channels[slice_index(node)[1]]
         return found, np.zeros(len(found))

@@ -209,12 +209,22 @@ def lowered_parts(
             try:
                 lowered = LoweredPart(graph, own, _lowered_part(plan, graph, changes, own))
             except NpucError as error:
-                deny_refused(plan, outside, part, error, changes)
+                deny_refused(plan, outside, part, _of_mask(plan.network, part, error), changes)
                 break
             if not lowered.program.manifest["report"]["instructions"] and not is_whole(plan, [part], graph):
                 deny(plan, part.blocks, _without_instructions(plan.target))
                 break
             found[keys[part.blocks]] = lowered if prover is None else _prove_part(plan, part, lowered, prover)
+
+
+def _of_mask(network: ImportedModel, part: partition.Part, error: NpucError) -> NpucError:
+    """The refusal of a Softmax of a part whose exponents the host has masked with infinities; else the error."""
+    masked = {each.tensor for each in error.problems if each.code == "E402"} & network.producers.keys()
+    reading = [node for node in map(network.by_name.__getitem__, part.blocks) if masked.intersection(node.reads)]
+    if not reading or any(node.op != "Softmax" for node in reading):
+        return error
+    reason = "exponents are infinite on a calibration sample"
+    return NpucError.of(Problem("E202", reason, node=node.source, op=node.op) for node in reading)
 
 
 def _whole_model(network: ImportedModel, part: partition.Part, samples: Samples) -> WholeModel | None:

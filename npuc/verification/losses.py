@@ -120,16 +120,17 @@ class WholeJudge:
         known = part.graph.tensors.keys() - part.graph.constants.keys() - {*part.graph.inputs}
         tensors = {name: each for name, each in described["tensors"].items() if each["float"] in known}
         wanted = list(dict.fromkeys(each["float"] for each in tensors.values()))
-        exact = sample_by_sample(graph_session(part.graph, wanted), wanted)(fed)
-        found = integer_runner(part.program, [*tensors])(fed)
-        noise = {
-            name: mean_ratio(
-                {name: exact[each["float"]].reshape(found[name].shape)},
-                {name: (found[name].astype(np.float64) - each.get("zero_point", 0)) * tensor_scale(each)},
-            )
-            for name, each in tensors.items()
-            if exact[each["float"]].size == found[name].size
-        }
+        exactly = sample_by_sample(graph_session(part.graph, wanted), wanted)
+        integers, noise = integer_runner(part.program, [*tensors]), dict.fromkeys(tensors, 0.0)
+        for at in range(self.samples):  # all tensors of one sample have room, those of several may have none
+            one = {name: rows[at : at + 1] for name, rows in fed.items()}
+            exact, found = exactly(one), integers(one)
+            for name, each in [*tensors.items()]:
+                if exact[each["float"]].size != found[name].size:
+                    del tensors[name], noise[name]
+                    continue
+                values = (found[name].astype(np.float64) - each.get("zero_point", 0)) * tensor_scale(each)
+                noise[name] += ratio(exact[each["float"]].reshape(values.shape), values)
 
         def added(layer: Mapping[str, Any]) -> float:
             return noise[layer["tensor"]] - max((noise.get(name, 0.0) for name in layer["inputs"]), default=0.0)

@@ -487,6 +487,16 @@ def test_the_order_or_mixture_of_channels_becomes_part_of_weights(
         assert fold_mixtures(graph) is graph
 
 
+def test_an_image_of_elements_of_a_table_has_no_channels_to_mix() -> None:
+    table = {
+        "table": np.arange(5.0, dtype=np.float32),
+        "i": np.arange(8).reshape(1, 2, 2, 2) % 5,
+        "w": (3, 2, 1, 1),
+    }
+    graph = network((1, 2, 2, 2), "y", node("Gather", "table i", "a", axis=0), node("Conv", "a w", "y"), **table)
+    assert fold_mixtures(graph) is graph
+
+
 def test_a_mixture_with_two_readers_stays() -> None:
     nodes = (node("Gather", "x i", "a", axis=1), node("Conv", "a w", "y"), node("Relu", "a", "z"))
     graph = network((1, 4, 7, 7), "y z", *nodes, **PLACES)

@@ -58,6 +58,16 @@ def test_a_mask_of_the_host_may_be_infinite(name: str) -> None:
     assert npuc.verify(model, program, data)["status"] == "ok"
 
 
+def test_the_host_computes_shares_of_exponents_that_it_masks() -> None:
+    """BM1684 multiplies what the host gives: the shares, whose exponents are infinite where they are masked."""
+    text = "g (float[1,6,6] x) => (float[1,6,6] y) { h = Add(x, mask)\n s = Softmax(h)\n y = MatMul(s, x) }"
+    model = parse(text, mask=np.triu(np.full((6, 6), -np.inf, np.float32), 1))
+    x = np.random.default_rng(1).standard_normal((4, 1, 6, 6)).astype(np.float32)
+    program = npuc.compile(model, "bm1684", precision="int8", calibration={"x": x})
+    assert [each["place"] for each in program.report["partitions"]] == ["host", "npu"]
+    assert npuc.verify(model, program, {"x": x})["bit_exact"] is True
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_what_the_npu_reads_must_be_finite(value: float) -> None:
     data = _data()
