@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from npuc.account import account_of
 from npuc.ir import TensorType
 from npuc.ops import build
+from npuc.samples.loading import save
 from npuc.targets.bm1684.network.tokens import tokens_to_maps
+from tests.compiled import program_of
+from tests.onnx_models import parse
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 
@@ -61,3 +67,21 @@ def test_tokens_of_enough_channels_are_divided_by_their_own_deviations(
     found = tokens_to_maps(graph)
     assert ("Div" not in operators(found)) == rewritten
     assert_same_meaning(graph, found)
+
+
+@pytest.mark.parametrize(
+    ("channel", "token", "mean", "place"),
+    [(1, 1, 0, "npu"), (1, 1, 1, "npu"), (1, 1e4, 0, "host"), (200, 1, 0, "host"), (1, 1, 100, "host")],
+)
+def test_normalisation_of_which_8_bits_lose_too_much_is_left_to_the_host(
+    channel: float, token: float, mean: float, place: str, tmp_path: Path
+) -> None:
+    """Sizes that differ by channel or by token, and a mean far from 0."""
+    x = np.random.default_rng(2).normal(mean, 1, (8, 1, 16, 32)).astype(np.float32)
+    x[..., 3] *= channel
+    x *= np.geomspace(1, token, 16, dtype=np.float32)[:, None]
+    save(tmp_path / "x.npz", {"x": x})
+    text = "g (float[1,16,32] x) => (float[1,16,32] y) { y = LayerNormalization(x, s, b) }"
+    model = parse(text, s=np.ones(32, np.float32), b=np.zeros(32, np.float32))
+    program = program_of(model, tmp_path, "bm1684", {"precision": "int8"}, [tmp_path / "x.npz"])
+    assert [each.place for each in account_of(program.manifest)] == [place]

@@ -114,7 +114,7 @@ def _noisiest(
 ) -> dict[str, float]:
     """The candidates that add the most noise to that of their noisiest input, per multiply-accumulate."""
     nodes = [node for node in graph.nodes if node.op == "Conv" and node.name in shares]
-    noise = _noises(graph, plain, {name for node in nodes for name in (*node.inputs, node.output)}, feeds)
+    noise = tensor_noises(graph, plain, {name for node in nodes for name in (*node.inputs, node.output)}, feeds)
 
     def density(node: Node) -> float:
         own = noise.get(node.output, 0.0) - max(noise.get(name, 0.0) for name in node.inputs)
@@ -123,7 +123,7 @@ def _noisiest(
     return {node.name: shares[node.name] for node in sorted(nodes, key=density, reverse=True)[:MOST_MEASURED]}
 
 
-def _noises(
+def tensor_noises(
     graph: Graph, plain: Quantised, wanted: Collection[str], feeds: Sequence[Mapping[str, Array]]
 ) -> dict[str, float]:
     """Squared error over squared signal of float tensors that have an integer form."""

@@ -6,10 +6,11 @@ Only forms that were verified on the vendor's chip model are supported; others n
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import islice
 from math import isfinite
 
 from npuc.conditions.constraints import SPLIT, Support, finite_constants, refuse, violation
-from npuc.errors import Problem
+from npuc.errors import Problem, UnsupportedOperator
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import (
     ACTIVATION,
@@ -30,8 +31,10 @@ from npuc.passes.scales import RescaleCoarseOperands
 from npuc.pipeline import run_passes
 from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
 from npuc.quantize.calibration.histograms import source
+from npuc.quantize.improvement.acceptance import decibels
 from npuc.quantize.improvement.borders import best_bordered
 from npuc.quantize.improvement.levels import LEVELS
+from npuc.quantize.improvement.mixed import tensor_noises
 from npuc.quantize.improvement.search import Recipe, Trial, TrialNetwork, best_weights
 from npuc.quantize.scales.constraints import integer_nodes
 from npuc.quantize.scales.model_scales import only_of_inputs
@@ -254,6 +257,47 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetw
 
     A model with its own scales keeps them where the zero point is 0 or -128.
     """
+    found = _network(graph, samples, options)
+    expect_precise_tokens(found[0], samples)
+    return found
+
+
+MOST_LOST = 10**-1.8
+"""The noise of normalised tokens, and its ratio to that of the tokens, from which on they are left to the host."""
+MOST_NOISIER = 10.0
+
+
+def expect_precise_tokens(network: TrialNetwork, samples: Samples) -> None:
+    """Raises UnsupportedOperator (E202) for products with roots and inverses of which 8 bits lose too much.
+
+    They do where the tokens' sizes, or their channels', are too different, or their mean is far from 0.
+    """
+    graph = network.graph
+    pairs: dict[Node, str] = {}
+    for power in (each for each in graph.nodes if each.op == "Pow"):
+        for node in graph.readers[power.output]:
+            d = next(name for name in node.inputs if name != power.output)
+            made = graph.producers.get(d)
+            pairs[node] = made.inputs[0] if made is not None and made.op == "Add" else d
+    wanted = {*pairs.values(), *(node.output for node in pairs)}
+    noise = tensor_noises(graph, network.quantised, wanted, [*islice(samples.feeds(), 4)]) if pairs else {}
+    problems = [
+        Problem(
+            "E202",
+            f"8 bits leave it {decibels(noise[node.output]):.1f} dB",
+            node.source,
+            node.op,
+            limit="18 dB: tokens and channels of similar size around 0",
+            remedy="--precision fp32, or the host (leave out --strict)",
+        )
+        for node, x in pairs.items()
+        if noise.get(node.output, 0) > max(MOST_LOST, MOST_NOISIER * noise.get(x, 0))
+    ]
+    if problems:
+        raise UnsupportedOperator.of(problems)
+
+
+def _network(graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetwork, tuple[Trial, ...]]:
     level = LEVELS[options.level]
     method = options.method or level.method
     find = source(options.histograms, synthetic=samples.synthetic)

@@ -61,8 +61,8 @@ MOST_BLOCKS = 256
 """The most channels of an image after blocks of its pixels were turned into channels."""
 IMAGES = ImageLimits(lanes=16, channels=256, extent=256, pixels=64, batches=True)
 """Limits of images made from long vectors and from tensors that are not images."""
-FEWEST_TAPS = 16
-"""Of a map whose mean is computed by rows."""
+FEWEST_ELEMENTS = 8192
+"""Of a map whose mean is computed by rows: for fewer, that takes longer, and rounds twice."""
 WINDOWS = ("Conv", "ConvTranspose", *POOLS)
 """Operators on images, of which a batch may have several."""
 
@@ -195,10 +195,10 @@ def averages_by_rows(graph: Graph) -> Graph:
 
 
 def _average_rows(rewriter: Rewriter, node: Node) -> bool:
-    *_, height, width = rewriter.shape(node.inputs[0]) if node.op == "GlobalAveragePool" else (1, 1)
-    if height * width < FEWEST_TAPS or min(height, width) == 1:
+    channels, *extents = rewriter.shape(node.inputs[0])[1:] if node.op == "GlobalAveragePool" else (1, 1)
+    if channels * prod(extents) < FEWEST_ELEMENTS or len(extents) != 2 or min(extents) == 1:
         return False
-    rows = rewriter.part(node, "AveragePool", node.inputs, f"{node.output}/rows", kernel_shape=(height, 1))
+    rows = rewriter.part(node, "AveragePool", node.inputs, f"{node.output}/rows", kernel_shape=(extents[0], 1))
     rewriter.replace(node, rows, replace(node, inputs=rows.outputs))
     return True
 
