@@ -66,8 +66,10 @@ def test_the_figures_of_the_shipped_models_are_measured() -> None:
     known = json.loads(figures.FILE.read_text(encoding="utf-8"))["tables"]
     assert [[*row] for row in figures.tables.cycles(["digits"])] == known["cycles"][:3]
     assert [[*row] for row in figures.tables.builders()] == known["builders"]
-    (row,) = [*figures.tables.families(["keyword_spotting"])][1:]
-    assert [*row] in known["families"]
+    header, row = figures.tables.families(["keyword_spotting"])
+    (listed,) = [each for each in known["families"] if each[0] == row[0]]
+    exact = [at for at, name in enumerate(header) if name != "bm1684"]  # fp32: its last digits are the processor's
+    assert [row[at] for at in exact] == [listed[at] for at in exact]
 
 
 def test_the_figures_of_the_pages_are_measured() -> None:

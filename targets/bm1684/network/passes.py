@@ -61,8 +61,6 @@ MOST_BLOCKS = 256
 """The most channels of an image after blocks of its pixels were turned into channels."""
 IMAGES = ImageLimits(lanes=16, channels=256, extent=256, pixels=64, batches=True)
 """Limits of images made from long vectors and from tensors that are not images."""
-FEWEST_ELEMENTS = 8192
-"""Of a map whose mean is computed by rows: for fewer, that takes longer, and rounds twice."""
 WINDOWS = ("Conv", "ConvTranspose", *POOLS)
 """Operators on images, of which a batch may have several."""
 
@@ -186,23 +184,6 @@ def expand_slopes(graph: Graph) -> Graph:
     return graph if any(np.abs(each).max() > MOST_SLOPE for each in slopes) else expand_prelu(graph)
 
 
-def averages_by_rows(graph: Graph) -> Graph:
-    """The mean of a map is that of its columns' means: windows of few taps take less time.
-
-    Means of parts of these would take less, and lose 10 dB on ppocr_cls.
-    """
-    return rewrite(graph, _average_rows)
-
-
-def _average_rows(rewriter: Rewriter, node: Node) -> bool:
-    channels, *extents = rewriter.shape(node.inputs[0])[1:] if node.op == "GlobalAveragePool" else (1, 1)
-    if channels * prod(extents) < FEWEST_ELEMENTS or len(extents) != 2 or min(extents) == 1:
-        return False
-    rows = rewriter.part(node, "AveragePool", node.inputs, f"{node.output}/rows", kernel_shape=(extents[0], 1))
-    rewriter.replace(node, rows, replace(node, inputs=rows.outputs))
-    return True
-
-
 def _behind_one(rewriter: Rewriter, node: Node) -> bool:
     """A movement along the first axis, or of tensors whose first axis is no image, gets an axis of 1 before it."""
     moved = node.inputs if node.op == "Concat" else node.inputs[:1]
@@ -292,7 +273,6 @@ _FIXED: tuple[Pass, ...] = (
     expand_slopes,
     conv_transpose_to_phases,
     split_average_borders,
-    averages_by_rows,
     fuse_again,
     separate_clips,
     *LARGE_MAPS,
