@@ -33,10 +33,10 @@ CEILINGS = {
     "models": 2_000,
     "npuc": 39_085,
     "passes": 6_585,
-    "targets/bm1684": 10_995,
+    "targets/bm1684": 11_010,
     "targets/easynpu": 18_255,
     "targets/nvdla": 20_935,
-    "tests": 64_900,
+    "tests": 64_940,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

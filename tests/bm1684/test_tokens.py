@@ -85,3 +85,30 @@ def test_normalisation_of_which_8_bits_lose_too_much_is_left_to_the_host(
     model = parse(text, s=np.ones(32, np.float32), b=np.zeros(32, np.float32))
     program = program_of(model, tmp_path, "bm1684", {"precision": "int8"}, [tmp_path / "x.npz"])
     assert [each.place for each in account_of(program.manifest)] == [place]
+
+
+@pytest.mark.parametrize(
+    ("base", "reader", "places"),
+    [
+        ("c = Relu(x)", "Sigmoid(p)", ["host"]),  # may be 0
+        ("s = Exp(x)\n c = Conv(s, w)", "Sigmoid(p)", ["npu"]),
+        ("s = Exp(x)\n c = Conv(s, w)", "Mul(p, p)", ["npu"]),
+        ("s = Exp(x)\n c = Conv(s, u)", "Mul(p, p)", ["npu", "host"]),  # a negative weight
+        ("s = Mul(x, x)\n c = Conv(s, w, one)", "Mul(p, p)", ["npu"]),
+        ("s = Mul(x, x)\n c = Conv(s, w)", "Mul(p, p)", ["npu", "host"]),
+        ("s = Mul(x, z)\n c = Conv(s, w, one)", "Mul(p, p)", ["npu", "host"]),
+    ],
+)
+def test_roots_of_what_is_positive_are_tables_whatever_reads_them(
+    base: str, reader: str, places: list[str], tmp_path: Path
+) -> None:
+    x = np.random.default_rng(2).normal(0.5, 1, (8, 1, 8, 4, 4)).astype(np.float32)
+    save(tmp_path / "x.npz", {"x": x})
+    kernel = np.full((8, 8, 1, 1), 0.25, np.float32)
+    constants = {"u": kernel - np.eye(8, dtype=np.float32)[..., None, None] * 0.3, "one": np.ones(8, np.float32)}
+    header = "g (float[1,8,4,4] x) => (float[1,8,4,4] y) <float e = {-0.5}>"
+    text = f"{header} {{ z = Neg(x)\n {base}\n r = Relu(c)\n p = Pow(r, e)\n y = {reader} }}"
+    program = program_of(
+        parse(text, w=kernel, **constants), tmp_path, "bm1684", {"precision": "int8"}, [tmp_path / "x.npz"]
+    )
+    assert [each["place"] for each in program.manifest["report"]["partitions"]] == places

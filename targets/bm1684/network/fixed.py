@@ -130,10 +130,23 @@ def one_slope(graph: Graph, node: Node) -> str | None:
 
 
 def negative_power(graph: Graph, node: Node) -> str | None:
-    """The exponent is a negative number, and the base a layer with a ReLU."""
+    """The exponent is a negative number, and the base a sum of Exp, or of squares and positive numbers."""
     exponent, base = graph.constants.get(node.inputs[1]), graph.producers.get(node.inputs[0])
     fits = exponent is not None and exponent.size == 1 and bool(exponent.item() < 0)
-    return None if fits and base is not None and ACTIVATION(base) == "Relu" else "it is another power"
+    return None if fits and base is not None and _is_positive_sum(graph, base) else "it is another power"
+
+
+def _is_positive_sum(graph: Graph, node: Node) -> bool:
+    """Whether the results of a layer with a ReLU are positive whatever its inputs are."""
+    numbers = [graph.constants.get(name) for name in node.inputs[1:] if name]
+    if node.op != "Conv" or ACTIVATION(node) != "Relu" or any(each is None for each in numbers):
+        return False
+    taps, *biases = (each for each in numbers if each is not None)
+    term, added = graph.producers.get(node.inputs[0]), biases[0].min() if biases else 0.0
+    if term is None or taps.min() < 0 or added < 0:
+        return False
+    powers = term.op == "Exp" and bool(taps.reshape(len(taps), -1).any(axis=1).all())
+    return powers or (term.op == "Mul" and len({*term.inputs}) == 1 and added > 0)
 
 
 def batch_stays(graph: Graph, node: Node) -> str | None:
@@ -263,8 +276,9 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetw
 
 
 MOST_LOST = 10**-1.8
-"""The noise of normalised tokens, and its ratio to that of the tokens, from which on they are left to the host."""
+"""The noise of normalised tokens from which on they are left to the host, if the tokens have less."""
 MOST_NOISIER = 10.0
+"""The ratio to the noise of the tokens from which on that is so."""
 
 
 def expect_precise_tokens(network: TrialNetwork, samples: Samples) -> None:
@@ -276,9 +290,9 @@ def expect_precise_tokens(network: TrialNetwork, samples: Samples) -> None:
     pairs: dict[Node, str] = {}
     for power in (each for each in graph.nodes if each.op == "Pow"):
         for node in graph.readers[power.output]:
-            d = next(name for name in node.inputs if name != power.output)
-            made = graph.producers.get(d)
-            pairs[node] = made.inputs[0] if made is not None and made.op == "Add" else d
+            for d in (name for name in node.inputs if node.op == "Mul" and name != power.output):
+                made = graph.producers.get(d)
+                pairs[node] = made.inputs[0] if made is not None and made.op == "Add" else d
     wanted = {*pairs.values(), *(node.output for node in pairs)}
     noise = tensor_noises(graph, network.quantised, wanted, [*islice(samples.feeds(), 4)]) if pairs else {}
     problems = [
