@@ -18,7 +18,7 @@ import html
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -31,10 +31,10 @@ import numpy as np
 from networks import SHARED
 from quantisers import PROGRAMS, SETTINGS, Refused, measure, quantised
 
-from npuc import running
+from npuc import api, running
 from npuc.errors import NpucError
 from npuc.ir import Array
-from npuc.program import Program, load, load_evidence
+from npuc.program import Program
 from npuc.reference import session
 from npuc.registry import names
 from npuc.samples import loading as data
@@ -164,12 +164,7 @@ def _by_npuc(
     given = ["--target", target, f"-O{level}", "--calibration", calibration, "-o", output]
     command = ["quantize", model, *given] if in_qdq else ["compile", model, *given, "--precision", "int8"]
     seconds = measure([sys.executable, "-m", "npuc", *command], folder)
-    return output.read_bytes() if in_qdq else _with_evidence(output), seconds
-
-
-def _with_evidence(output: Path) -> Program:
-    program = load(output)
-    return replace(program, evidence=load_evidence(output, program))
+    return output.read_bytes() if in_qdq else api.load(output).program, seconds
 
 
 def _by_integers(program: Program, samples: data.Samples) -> list[Array]:

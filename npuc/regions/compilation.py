@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -80,7 +79,7 @@ class PartProver(Protocol):
         ...
 
     def judge(
-        self, program: Program, lowered: Sequence[LoweredPart], models: Sequence[onnx.ModelProto], samples: Samples
+        self, program: Program, lowered: Sequence[LoweredPart], models: Iterable[onnx.ModelProto], samples: Samples
     ) -> tuple[Program, Collection[int]]:
         """The program of all parts with what its parts cost the outputs, and the parts to compute in float."""
         ...
@@ -242,7 +241,10 @@ def _whole_model(network: ImportedModel, part: partition.Part, samples: Samples)
         if wanted.intersection(node.writes):
             wanted.update(node.reads)
             needed.append(node)
-    open_rest = partial(foreign_session, region_model(network, needed[::-1], outputs))
+
+    def open_rest() -> Any:
+        return foreign_session(region_model(network, needed[::-1], outputs))
+
     return WholeModel(samples, tuple(outputs), open_rest) if outputs else None
 
 
@@ -301,7 +303,7 @@ def _judge(
     outside = read_outside(plan.network, parts)
     npu = [part for part in parts if part.on_npu]
     found = [lowered[key_of(plan.network, outside, part)] for part in npu]
-    models = [_part_model(plan, *each) for each in zip(npu, found, strict=True)]
+    models = (_part_model(plan, *each) for each in zip(npu, found, strict=True))
     program, moved = prover.judge(program, found, models, samples)
     for number in moved:
         deny(plan, npu[number].blocks, Problem(HOST_STEP, REASON))

@@ -10,7 +10,7 @@ file. A failure is a defect of npuc, and nothing is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -99,7 +99,7 @@ class Prover:
         return entirely(program, graphs, self.request, samples)
 
     def judge(
-        self, program: Program, lowered: Sequence[LoweredPart], models: Sequence[onnx.ModelProto], samples: Samples
+        self, program: Program, lowered: Sequence[LoweredPart], models: Iterable[onnx.ModelProto], samples: Samples
     ) -> tuple[Program, Collection[int]]:
         """The program of all parts with what they cost the model's outputs, and the parts to compute in float.
 
