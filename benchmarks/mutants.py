@@ -4,7 +4,7 @@
 
 A mutant negates a condition, drops an operand of `and`, `or` or a constraint of a support table, or shifts a
 comparison by one (< to <=, 4 to 5). N of them are drawn from `SOURCES` by the seed. Each runs the tests that
-execute its line, until one fails. The first run asks coverage (`pip install coverage`) which these are; delete
+execute its line, until one fails. The first run asks coverage which these are, in a quarter of an hour; delete
 `found/lines.sqlite` when lines have moved. A mutant is planted in a process forked from one that has imported all
 tests; no file changes. `equivalent_mutants.toml` lists what no test can tell. Exit code 1 unless 95 % are killed.
 """

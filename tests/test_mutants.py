@@ -6,7 +6,6 @@ import ast
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,13 +68,7 @@ def test_what_is_listed_as_equivalent_has_a_reason_and_is_not_drawn(mutants: Mod
     assert not known & {(Path(each.file).name, each.old, each.new) for each in found}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--tests", "tests/passes"),
-        pytest.param((), marks=pytest.mark.skipif(not find_spec("coverage"), reason="the lines need coverage")),
-    ],
-)
+@pytest.mark.parametrize("options", [("--tests", "tests/passes"), ()])
 def test_the_runner_tells_what_survives_and_leaves_the_files(
     mutants: ModuleType, tmp_path: Path, options: tuple[str, ...]
 ) -> None:

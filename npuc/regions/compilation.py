@@ -104,9 +104,9 @@ def compile_parts(request: Request, prover: PartProver | None = None) -> tuple[P
             parts = divide(plan)
             whole = lone_program(plan, parts, lowered)
             program = whole or assemble(plan, parts, lowered)
-            moved = False
-            if prover is not None and whole is None:
-                program, moved = _judge(plan, parts, lowered, program, samples, prover)
+            if prover is None or whole is not None:
+                break
+            program, moved = _judge(plan, parts, lowered, program, samples, prover)
             if not moved:
                 break
         if prover is not None and (whole is None or request.options.changes_inputs):
@@ -316,9 +316,8 @@ def _part_model(plan: ModelPlan, part: partition.Part, lowered: LoweredPart) -> 
     model = region_model(plan.network, nodes, lowered.graph.outputs)
     if {each.name for each in model.graph.input} <= {*lowered.graph.inputs}:
         return model
-    return to_onnx(
-        part_graph(plan.network, nodes, lowered.graph.outputs, plan.network.name)
-    )  # with a mask prepared
+    # a mask was prepared before it
+    return to_onnx(part_graph(plan.network, nodes, lowered.graph.outputs, plan.network.name))
 
 
 def _prove_part(plan: ModelPlan, part: partition.Part, lowered: LoweredPart, prover: PartProver) -> LoweredPart:
