@@ -241,11 +241,11 @@ def _whole_model(network: ImportedModel, part: partition.Part, samples: Samples)
         if wanted.intersection(node.writes):
             wanted.update(node.reads)
             needed.append(node)
-
-    def open_rest() -> Any:
-        return foreign_session(region_model(network, needed[::-1], outputs))
-
-    return WholeModel(samples, tuple(outputs), open_rest) if outputs else None
+    if not outputs:
+        return None
+    return WholeModel(
+        samples, tuple(outputs), lambda: foreign_session(region_model(network, needed[::-1], outputs))
+    )
 
 
 def _inputs(plan: ModelPlan, graphs: Sequence[Graph], samples: Samples, stack: ExitStack) -> Samples:
