@@ -84,7 +84,8 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
     """The element type of each tensor that ONNX knows; names are unique across subgraphs."""
     found = {}
     for graph in graphs(shape_inference.infer_shapes(model).graph):
-        found.update({each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.value_info)})
+        known = (*graph.input, *graph.value_info, *graph.output)
+        found.update({each.name: each.type.tensor_type.elem_type for each in known})
         found.update({each.name: each.data_type for each in graph.initializer})
     return found
 

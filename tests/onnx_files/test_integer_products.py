@@ -235,3 +235,15 @@ def test_only_weights_of_unsigned_activations_change(dtype: str) -> None:
         assert product.input[1] != "w"
         (found,) = ReferenceEvaluator(changed).run(None, model.inputs)
         assert np.array_equal(found, expected)
+
+
+def test_activations_that_leave_the_model_are_known_as_well() -> None:
+    """The integers of a dynamic quantisation and their zero point are outputs too."""
+    made = Model()
+    made.inputs["x"] = np.full((3, DEPTH), 255, np.float32)
+    made.nodes.append(helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]))
+    made.outputs |= {"q": TensorProto.UINT8, "z": TensorProto.UINT8}
+    inputs = ["q", _weights(made, DEPTH, COLUMNS), "z"]
+    products = [made.node("MatMulInteger", inputs, TensorProto.INT32) for _ in range(2)]
+    for found in session(made.proto()).run(products, made.inputs):
+        assert (found == SUM).all()
