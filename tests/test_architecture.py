@@ -39,9 +39,9 @@ ROOMS = {
 
 HEAVY = {"onnx", "onnxruntime", "networkx", "amaranth"}
 LIGHT = (
-    "npuc", "npuc.errors", "npuc.ir", "npuc.ops", "npuc.pipeline", "npuc.passes", "npuc.bits", "npuc.program",
+    "npuc", "npuc.errors", "npuc.ir", "npuc.ops", "npuc.pipeline", "npuc.passes", "npuc.program",
     "npuc.target", "npuc.samples.loading", "npuc.host.allocation", "npuc.host.step", "npuc.storage.records",
-    "npuc.interpreter", "npuc.cli", "npuc.models", "npuc.quantize",
+    "npuc.storage.bits", "npuc.ops.interpreter", "npuc.cli", "npuc.models", "npuc.quantize",
     "npuc.quantize.network.build", "npuc.running", "npuc.targets.easynpu.machine.isa",
     "npuc.targets.easynpu.target", "npuc.targets.easynpu.simulate.simulator",
     "npuc.targets.bm1684.machine.local_memory",

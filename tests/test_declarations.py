@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from npuc.errors import ModelError, NpucError, UnsupportedOperator
-from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType, type_of
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import OPS, build, with_operators
 from npuc.ops.attributes import Attribute
 from npuc.ops.declaration import problem, tokens
+from npuc.ops.interpreter import run
 from npuc.reference import session
 from tests.declared import TABLES, example
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from npuc.errors import DataError
-from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
+from npuc.ops.interpreter import run
 
 X = np.array([[-1.0, 2.0, -3.0]], np.float32)
 

@@ -11,10 +11,10 @@ import onnxruntime as ort
 import pytest
 
 from npuc.errors import NpucError
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType, type_of
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import OPS, build
+from npuc.ops.interpreter import run
 from tests.runtime import RUNTIME
 
 Shape = tuple[int, ...]

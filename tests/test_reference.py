@@ -12,10 +12,10 @@ import onnx
 import pytest
 
 from npuc import reference
-from npuc.interpreter import run
 from npuc.ir import Array, Graph
 from npuc.onnx_files.export import to_onnx
 from npuc.onnx_files.external_data import HEAVY, without_weights
+from npuc.ops.interpreter import run
 from npuc.reference import graph_session, session
 from tests.onnx_models import parse
 from tests.passes.networks import network, node

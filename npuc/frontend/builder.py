@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 from npuc.conditions.values import LowerBounds
 from npuc.errors import ModelError, UnsupportedOperator
 from npuc.frozen import frozen
-from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Node, TensorType, type_of
 from npuc.onnx_files.external_data import LARGEST_CONSTANT, LARGEST_TENSOR
 from npuc.ops import infer
+from npuc.ops.interpreter import evaluate
 from npuc.system.budget import expect_room, take
 from npuc.text.escaping import Names
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from npuc.errors import ModelError
-from npuc.interpreter import run
 from npuc.ir import Array, Graph
+from npuc.ops.interpreter import run
 from npuc.system.confinement import PortType, runtime_refusal
 
 if TYPE_CHECKING:

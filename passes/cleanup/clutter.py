@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import ACTIVATION, AXES, KERNEL_SHAPE, MAX, MIN, PERM, SCALES, STEPS
+from npuc.ops.interpreter import evaluate
 from npuc.passes.rewriting.patterns import scalar
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 

@@ -10,9 +10,9 @@ from math import inf, isfinite
 import numpy as np
 
 from npuc.frozen import frozen
-from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import AXES, BLOCKS, GROUP, PAD_MODE, SIDES, VALUE
+from npuc.ops.interpreter import evaluate
 from npuc.passes.rewriting.maps import in_lanes, kernels_of, select_channels, slice_channels
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from npuc.bits import encode, places
 from npuc.errors import ArtefactError
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.storage.bits import encode, places
 from npuc.target import Origin, Stored
 from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.chains import ChainStage

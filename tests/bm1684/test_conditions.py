@@ -12,9 +12,9 @@ import pytest
 
 from npuc import api
 from npuc.account import account_of
-from npuc.interpreter import run
 from npuc.ir import Attr, Graph, Node
 from npuc.onnx_files.export import to_onnx
+from npuc.ops.interpreter import run
 from npuc.program import as_loaded
 from npuc.target import Options, target
 from npuc.targets.bm1684.lowering import slicing

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Graph, Node
+from npuc.ops.interpreter import run
 from npuc.targets.bm1684.lowering.slicing import split_images
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.plan import planner

@@ -13,10 +13,10 @@ import pytest
 from npuc import api
 from npuc import program as programs
 from npuc.errors import HOST_STEP
-from npuc.interpreter import run
 from npuc.ir import Array, Node
 from npuc.models.builder import NetworkBuilder
 from npuc.onnx_files.export import to_onnx
+from npuc.ops.interpreter import run
 from npuc.reference import session
 from npuc.target import Options
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine

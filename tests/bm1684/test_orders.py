@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Graph
+from npuc.ops.interpreter import run
 from npuc.targets.bm1684.lowering import rules
 from npuc.targets.bm1684.machine.parameters import Machine
 from tests.bm1684.kernels import need_compiler

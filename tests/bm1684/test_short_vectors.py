@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Array, Graph
+from npuc.ops.interpreter import run
 from npuc.targets.bm1684.lowering import rules
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.plan import planner

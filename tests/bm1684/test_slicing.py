@@ -9,10 +9,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from npuc import interpreter
 from npuc.ir import Graph, Node, TensorType, type_of
 from npuc.models import MODELS
-from npuc.ops import OPS
+from npuc.ops import OPS, interpreter
 from npuc.target import Options, Request
 from npuc.targets.bm1684.lowering import slicing
 from npuc.targets.bm1684.machine.parameters import Machine

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from npuc.bits import encode
 from npuc.errors import NpucError
 from npuc.program import Program, load
 from npuc.storage import readmemh
+from npuc.storage.bits import encode
 from npuc.targets.bm1684.machine.parameters import Machine as Bm1684
 from npuc.targets.bm1684.program.table import TABLE_FILE, read
 from npuc.targets.easynpu.export.assembling import assemble_listing

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Attr, Graph
 from npuc.ops import build
 from npuc.ops.attributes import PADDING, PADS
+from npuc.ops.interpreter import run
 from npuc.targets.easynpu.layers.rewrites import pads_cheaply, with_borders
 from tests.passes.networks import network, node
 

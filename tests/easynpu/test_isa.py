@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.bits import encode
 from npuc.errors import EncodingError
+from npuc.storage.bits import encode
 from npuc.targets.easynpu.machine.isa import (
     BY_OPCODE,
     Control,

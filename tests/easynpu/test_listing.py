@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.bits import encode
 from npuc.errors import ArtefactError
+from npuc.storage.bits import encode
 from npuc.targets.easynpu.machine.isa import FLAGS, OPERATIONS, Control, Halt, Layer, Operand, decode_word
 from npuc.targets.easynpu.machine.listing import assemble, disassemble
 

@@ -10,9 +10,9 @@ import onnx
 import onnx.parser
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Attr, Graph
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.layers.rewrites import with_rows_folded
 from npuc.targets.easynpu.machine.parameters import Machine

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.pipeline import run_passes
 from npuc.quantize.arithmetic.weights import node_bound
 from npuc.quantize.improvement.search import TrialNetwork

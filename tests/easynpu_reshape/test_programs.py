@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from npuc.bits import encode
 from npuc.errors import ArtefactError
+from npuc.storage.bits import encode
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.rearrangement import PERMUTATIONS, problem
 from tests.easynpu.naive import ADD, CONV, DST, DWCONV, FUSED, MAXPOOL, RELU, SRC, STORED

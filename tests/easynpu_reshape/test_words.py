@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.bits import encode
 from npuc.errors import ArtefactError
 from npuc.ir import Array
+from npuc.storage.bits import encode
 from npuc.targets.easynpu.machine.isa import Layer, Reshape, Undefined, decode_word
 from npuc.targets.easynpu.machine.listing import assemble, disassemble
 from npuc.targets.easynpu.machine.rearrangement import (

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.models import MODELS
+from npuc.ops.interpreter import run
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.target import Options, Request, target

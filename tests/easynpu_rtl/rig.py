@@ -10,9 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from npuc.bits import encode
 from npuc.errors import ArtefactError
 from npuc.ir import Array
+from npuc.storage.bits import encode
 from npuc.targets.easynpu.machine.isa import Instruction, Reshape
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import SETUP, run_length

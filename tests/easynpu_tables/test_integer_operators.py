@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from npuc.errors import ModelError
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.quantize.arithmetic.tables import SegmentTable, domains
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise

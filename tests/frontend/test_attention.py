@@ -14,8 +14,8 @@ from onnx.reference import ReferenceEvaluator
 
 from npuc.errors import DataError, NpucError
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.ir import Array
+from npuc.ops.interpreter import run
 from npuc.regions.artefact import is_composite
 from npuc.samples.loading import Samples
 from tests.compiled import checked, places, program_of

@@ -15,7 +15,7 @@ import pytest
 
 from npuc.errors import ModelError, NpucError
 from npuc.frontend import import_model
-from npuc.interpreter import run
+from npuc.ops.interpreter import run
 from npuc.reference import session
 from tests.onnx_models import parse
 from tests.runtime import RUNTIME

@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper, parser
 
 from npuc.errors import NpucError
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.ir import Array
+from npuc.ops.interpreter import run
 from tests.onnx_models import parse, tensors
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]

@@ -14,8 +14,8 @@ from onnx import numpy_helper
 import npuc
 from npuc.errors import NpucError
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.ir import Array
+from npuc.ops.interpreter import run
 from tests.onnx_models import parse
 
 CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc.errors import NpucError
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.ir import Array
+from npuc.ops.interpreter import run
 from tests.conftest import Reference
 from tests.onnx_models import network
 

@@ -13,8 +13,8 @@ from onnx import numpy_helper
 from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.frontend.importers import IMPORTERS
-from npuc.interpreter import run
 from npuc.ir import Array
+from npuc.ops.interpreter import run
 
 Case = tuple[str, onnx.ModelProto, list[Array], list[Array]]
 

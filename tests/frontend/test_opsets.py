@@ -10,8 +10,8 @@ import pytest
 from onnx import parser
 
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.ir import Array, Graph
+from npuc.ops.interpreter import run
 from tests.runtime import RUNTIME
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]

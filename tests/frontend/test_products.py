@@ -14,8 +14,8 @@ from onnx import numpy_helper, parser
 
 from npuc.errors import NpucError
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.ir import Array
+from npuc.ops.interpreter import run
 from npuc.regions.artefact import is_composite
 from tests.compiled import checked, program_of
 from tests.onnx_models import network, node, parse

@@ -16,8 +16,8 @@ from npuc import api
 from npuc.account import account_of
 from npuc.errors import NpucError
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.ir import Array
+from npuc.ops.interpreter import run
 from npuc.reference import session
 from npuc.target import Options
 from tests.bm1684.kernels import need_compiler

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend import import_model, load
 from npuc.frontend.reading import NEWEST_OPSET
-from npuc.interpreter import run
+from npuc.ops.interpreter import run
 from tests.conftest import Reference
 from tests.onnx_models import parse
 

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from npuc.frontend import load
-from npuc.interpreter import run
 from npuc.ir import Array, Graph
 from npuc.onnx_files.export import to_onnx
+from npuc.ops.interpreter import run
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 

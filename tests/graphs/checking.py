@@ -9,9 +9,9 @@ from functools import cache
 import numpy as np
 
 from npuc.errors import NpucError
-from npuc.interpreter import run
 from npuc.ir import Array, Graph
 from npuc.onnx_files.export import to_onnx
+from npuc.ops.interpreter import run
 from npuc.passes import FLOAT_PASSES
 from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.averages import AverageLimits as AverageLimits

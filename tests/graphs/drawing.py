@@ -13,9 +13,9 @@ from typing import TypeVar
 import numpy as np
 
 from npuc.errors import NpucError
-from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Graph, Node, TensorType, type_of
 from npuc.ops import build, infer
+from npuc.ops.interpreter import evaluate
 
 T = TypeVar("T")
 Shape = tuple[int, ...]

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.targets.nvdla.model.arithmetic import ONE, WIDTHS, average_sums, multiply_reciprocal
 from npuc.targets.nvdla.network.passes import AveragesIntoConvs
 from npuc.targets.nvdla.quantisation.integers import reciprocals

@@ -16,9 +16,9 @@ import pytest
 import npuc
 from npuc import running
 from npuc.errors import DoesNotFit, NpucError, Problem
-from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.models import MODELS
+from npuc.ops.interpreter import run
 from npuc.reference import session
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.onnx_files.export import OnnxEmitter, to_onnx
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.reference import session
 from npuc.targets.nvdla.arithmetic.fixed_point import addends, factor, factors, quantise_weights
 from npuc.targets.nvdla.arithmetic.integer import SdpStage

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.bits import encode
 from npuc.errors import EncodingError
+from npuc.storage.bits import encode
 from npuc.targets.nvdla.machine.registers import Register, register_map
 
 MAPS = ("nv_small", "nv_large", "nv_full")

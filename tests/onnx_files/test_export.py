@@ -10,10 +10,10 @@ import pytest
 
 from npuc.errors import NpucError
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.onnx_files.export import OnnxEmitter, to_onnx
 from npuc.ops import OPS, build, with_operators
+from npuc.ops.interpreter import run
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from npuc.interpreter import run
 from npuc.ir import Array, Attr, Graph, Node, TensorType
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.passes.expansion.images import ImageLimits
 from npuc.pipeline import Pass
 

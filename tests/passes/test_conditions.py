@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.passes.cleanup.clutter import remove_dead_code
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes

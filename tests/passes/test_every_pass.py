@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from npuc.frontend import import_model, load
-from npuc.interpreter import run
 from npuc.ir import CHECK, Array, Graph
 from npuc.models import MODELS
+from npuc.ops.interpreter import run
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from tests.given import GIVEN

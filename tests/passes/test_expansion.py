@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.passes.expansion.batches import SplitBatch, batch_to_channels
 from npuc.passes.expansion.functions import expand_powers, expand_prelu
 from npuc.passes.expansion.moves_to_convs import PermuteChannelsByConv

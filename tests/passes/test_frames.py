@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, TensorType
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.passes.frames import lay_out_frames, surround_frames
 from tests.passes.networks import node
 

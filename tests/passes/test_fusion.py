@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Array, Attr, Graph, Node, TensorType
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.passes.fusion import fold_batch_norm, fold_mixtures, fuse_activation, mark_residual_add, separate_clips
 from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
 from npuc.quantize.calibration.histograms import histograms

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.passes.expansion import volumes_to_images as module
 from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.fold_extents import FoldExtents

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Graph
 from npuc.onnx_files.export import to_onnx
+from npuc.ops.interpreter import run
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from npuc.passes.cleanup.pads import merge_pads
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes

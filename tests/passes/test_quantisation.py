@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
+from npuc.ops.interpreter import run
 from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
 from npuc.passes.scales import RescaleCoarseOperands, RescaleMixedConcats
 from npuc.quantize.calibration.histograms import histograms

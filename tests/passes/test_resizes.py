@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Attr, Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.ops.attributes import COORDINATES, NEAREST_MODE
+from npuc.ops.interpreter import run
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
 from npuc.passes.expansion.copies import copies_to_concats, gathers_to_slices
 from npuc.passes.expansion.moves_to_convs import PadsToConvs

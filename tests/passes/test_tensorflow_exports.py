@@ -15,8 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.ir import Graph
+from npuc.ops.interpreter import run
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from tests.passes.networks import assert_close, feeds, operators

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuc.frontend import import_model
-from npuc.interpreter import run
 from npuc.ir import Attr, Graph, Node
 from npuc.models import MODELS
 from npuc.onnx_files.export import to_onnx
+from npuc.ops.interpreter import run
 from npuc.passes import FLOAT_PASSES
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.conv_transpose_to_convs import ConvTransposeToConvs

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.interpreter import run
 from npuc.ir import Attr, Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.averages import AverageLimits, SplitAveragePool, split_average_borders
 from npuc.passes.expansion.fold_strides import FoldStrides

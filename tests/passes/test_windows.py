@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.interpreter import run
 from npuc.ir import Attr, Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.ops.windows import window_of
 from npuc.passes.cleanup.pads import merge_pads
 from npuc.passes.expansion.averages import AverageLimits, PadLongAverages, SplitAveragePool

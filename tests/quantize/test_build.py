@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from npuc.errors import UnsupportedOperator
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.network.construction import Quantised

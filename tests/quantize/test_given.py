@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.quantize.arithmetic.weights import average_taps, quantise_weights, sum_factors
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Recipe, TrialNetwork, best_network

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
+from npuc.ops.interpreter import run
 from npuc.quantize.calibration.histograms import EMPTY, METHODS, Histogram, histograms, range_limit
 from npuc.quantize.improvement import proposals, search
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, ends

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from npuc import reference
 from npuc.errors import ModelError
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.ops.accumulators import accumulator_bound, requantise
+from npuc.ops.interpreter import run
 from npuc.program import Program
 from npuc.quantize.arithmetic.steadiness import better, octave, round_to_bits, upward
 from npuc.quantize.calibration.histograms import EMPTY, histograms

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from npuc.interpreter import run
 from npuc.ir import Graph
+from npuc.ops.interpreter import run
 from npuc.quantize.calibration.histograms import EMPTY, METHODS, Histogram, histograms
 from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, in_powers_of_two, next_power

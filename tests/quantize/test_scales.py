@@ -16,9 +16,9 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import npuc
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.quantize.calibration.histograms import EMPTY, METHODS, Histogram
 from npuc.quantize.scales import assignment
 from npuc.quantize.scales.assignment import (

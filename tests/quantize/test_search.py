@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from npuc import api
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
 from npuc.models.builder import NetworkBuilder
+from npuc.ops.interpreter import run
 from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.improvement import acceptance as judging

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
+from npuc.ops.interpreter import run
 from npuc.quantize.arithmetic.weights import average_taps, quantise_weights
 from npuc.quantize.calibration.histograms import histograms, uniform
 from npuc.quantize.improvement import balance
@@ -442,7 +442,7 @@ def test_borders_are_kept_if_they_gain_half_a_decibel(spread: bool) -> None:
 @pytest.mark.parametrize("activation", ["", "Relu"])
 def test_a_depthwise_convolution_between_parts_of_the_host_keeps_its_small_channels(activation: str) -> None:
     """One scale for all channels and all weights leaves channels of a hundredth no more than one step."""
-    from npuc.interpreter import run
+    from npuc.ops.interpreter import run
 
     graph, test = depthwise(activation), samples(16, 3)
     for level, least, most in (("0", 0, 25), ("1", 33, 60)):

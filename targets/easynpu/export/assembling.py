@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from npuc.bits import encode, places
 from npuc.errors import ArtefactError, NpucError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.storage.bits import encode, places
 from npuc.storage.files import decode
 from npuc.targets.easynpu.export.recounting import recount
 from npuc.targets.easynpu.machine import isa

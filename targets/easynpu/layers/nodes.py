@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from npuc.bits import places
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import OPS, Op, Operators, Parameter, with_operators
 from npuc.ops.attributes import (
@@ -31,6 +30,7 @@ from npuc.ops.attributes import (
     Attribute,
 )
 from npuc.ops.windows import window_of
+from npuc.storage.bits import places
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS
 from npuc.targets.easynpu.machine.parameters import Machine

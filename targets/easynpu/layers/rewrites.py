@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import AVERAGE, AXIS, BLOCKS, FUSED_INPUT, GROUP, PADDING, PADS
+from npuc.ops.interpreter import evaluate
 from npuc.ops.products import macs
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.images import is_image

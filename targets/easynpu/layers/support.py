@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from npuc.bits import encode
 from npuc.conditions.constraints import (
     Rewritten,
     Support,
@@ -27,6 +26,7 @@ from npuc.ops.attributes import GROUP
 from npuc.ops.movement import MOVEMENT, ONNX_MOVEMENT
 from npuc.quantize.arithmetic.tables import TABLE_OPS
 from npuc.quantize.scales.constraints import average_kernel
+from npuc.storage.bits import encode
 from npuc.targets.easynpu.layers.kernels import FIELD_CHANNELS, geometry, split_kernel
 from npuc.targets.easynpu.layers.nodes import conv_mnemonic, map_shape
 from npuc.targets.easynpu.layers.tiling import best_tile

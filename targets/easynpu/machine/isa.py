@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from npuc.bits import bits, decode, encode, places, word
 from npuc.errors import EncodingError
 from npuc.frozen import frozen
+from npuc.storage.bits import bits, decode, encode, places, word
 
 WORD_BITS = 128
 WORD_BYTES = 16

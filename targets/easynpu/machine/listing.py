@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from npuc.bits import encode, places
 from npuc.errors import ArtefactError, EncodingError
+from npuc.storage.bits import encode, places
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import (
     FUSED,

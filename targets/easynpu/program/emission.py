@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from npuc.bits import encode
 from npuc.errors import DoesNotFit, EncodingError
 from npuc.frozen import frozen
 from npuc.ir import Array
+from npuc.storage.bits import encode
 from npuc.targets.easynpu.layers.jobs import Job, Stage
 from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, with_tile
 from npuc.targets.easynpu.machine.isa import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amaranth.lib import data
 
-from npuc.bits import places
+from npuc.storage.bits import places
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine

@@ -7,7 +7,7 @@ from typing import Any
 from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import memory
 
-from npuc.bits import places
+from npuc.storage.bits import places
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 

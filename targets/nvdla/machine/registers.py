@@ -1,4 +1,4 @@
-"""NVDLA's registers, declared from the tables in tables/ as words of npuc.bits, and the driver's commands on them.
+"""NVDLA's registers, declared from tables/ as words of npuc.storage.bits, and the driver's commands on them.
 
 A register map finds registers by name (`CDMA.D_BANK`, or `NVDLA_CDMA.D_BANK_0` as in NVDLA's test programs) and by
 byte address. Encoder, decoder and listing derive from each declaration; unused bits are declared as
@@ -19,9 +19,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npuc.bits import Bits, Names, bits, decode, encode, named_fields, places, word
 from npuc.errors import EncodingError
 from npuc.frozen import frozen
+from npuc.storage.bits import Bits, Names, bits, decode, encode, named_fields, places, word
 
 TABLES = Path(__file__).parent / "tables"
 TABLE_OF: Mapping[str, str] = {"nv_small": "nv_small", "nv_large": "nv_small", "nv_full": "nv_full"}
@@ -62,7 +62,7 @@ class Register:
 
     @cached_property
     def word(self) -> type[Any]:
-        """The declaration as a word of npuc.bits, whose defaults are the reset value."""
+        """The declaration as a word of npuc.storage.bits, whose defaults are the reset value."""
         return _declare_register(self)
 
     @cached_property

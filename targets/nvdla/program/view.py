@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from npuc.bits import named_fields
 from npuc.frozen import frozen
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.storage.bits import named_fields
 from npuc.storage.records import damage_error, read
 from npuc.target import Stored
 from npuc.targets.nvdla.formats import feature

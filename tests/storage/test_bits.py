@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.bits import bits, decode, encode, named_fields, places, word
 from npuc.errors import EncodingError
+from npuc.storage.bits import bits, decode, encode, named_fields, places, word
 
 
 @word(16)
