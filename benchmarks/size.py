@@ -27,16 +27,16 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_780,
+    "benchmarks": 3_785,
     "docs": 430,
     "examples": 200,
     "models": 2_000,
     "npuc": 39_090,
     "passes": 6_585,
     "targets/bm1684": 11_010,
-    "targets/easynpu": 18_255,
+    "targets/easynpu": 18_265,
     "targets/nvdla": 20_935,
-    "tests": 64_940,
+    "tests": 64_950,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -212,7 +212,8 @@ def test_a_metric_of_ones_own_is_a_function_of_a_sample(pair: Made, tmp_path: Pa
         ("other", "no function"),
     ):
         assert said in pair.judged("--metric", f"{file}:{function}").refused("E402")
-    assert "does not run" in pair.judged("--metric", f"{tmp_path}/no.py:f").refused("E402")
+    refusal = pair.judged("--metric", f"{tmp_path}/no.py:f").refused("E402")
+    assert "does not run" in refusal and "correct --metric" in refusal
     for wrong in (f"{file}", f"{file}:", "own:f", f"{file}:1"):
         assert "FILE.py:FUNCTION" in pair.judged("--metric", wrong).usage()
     np.savez(pair.data, x=pair.images)

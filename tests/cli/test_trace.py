@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -211,3 +212,22 @@ def test_a_chip_model_must_take_the_cycles_of_the_layers(
     else:
         done.done()
         assert read(tmp_path / "t") == traced(digits.program, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rtl -o {out}",
+        "rtl {program} --data {few} -o {out}",
+        "run {program} --data {few} -o {out} --chip-model rtl",
+    ],
+)
+def test_the_core_needs_amaranth(
+    digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    for name in [each for each in sys.modules if each.startswith("npuc.targets.easynpu.rtl")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "amaranth", None)
+    given = command.format(program=digits.program, few=digits.few, out=tmp_path / "out")
+    assert "npuc[rtl]" in npuc(*given.split()).refused("E507")
+    assert not (tmp_path / "out").exists()

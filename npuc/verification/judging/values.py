@@ -24,6 +24,9 @@ from npuc.verification.judging.metric import (
 )
 from npuc.verification.metrics import CLASSES_FOR_TOP5, ranks
 
+OWN = "correct --metric FILE.py:FUNCTION; docs/cli.md says what the function gets"
+"""The remedy for a metric of the user's own."""
+
 
 @frozen
 class Classes:
@@ -147,9 +150,9 @@ class Own:
         try:
             found = float(function(dict(outputs), truth if self.labelled else dict(exact)))
         except Exception as error:  # the user's code may raise anything
-            raise DataError("E402", f"{self.name} fails: {type(error).__name__}: {error}") from None
+            raise DataError("E402", f"{self.name} fails: {type(error).__name__}: {error}", remedy=OWN) from None
         if not np.isfinite(found):
-            raise DataError("E402", f"{self.name} returns {found}", limit="a finite number")
+            raise DataError("E402", f"{self.name} returns {found}", limit="a finite number", remedy=OWN)
         return found
 
     def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:  # noqa: ARG002
@@ -177,7 +180,7 @@ def load_function(file: str, function: str) -> Callable[..., Any]:
     try:
         found = runpy.run_path(file).get(function)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise DataError("E402", f"'{file}' does not run: {type(error).__name__}: {error}") from None
+        raise DataError("E402", f"'{file}' does not run: {type(error).__name__}: {error}", remedy=OWN) from None
     if not callable(found):
-        raise DataError("E402", f"'{file}' has no function '{function}'", limit="--metric FILE.py:FUNCTION")
+        raise DataError("E402", f"'{file}' has no function '{function}'", remedy=OWN)
     return found

@@ -20,12 +20,12 @@ from npuc.frozen import frozen
 from npuc.storage.files import cache_folder, exclusively
 from npuc.system import interrupts
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.rtl import REMEDY
 
 FOLDER = Path(__file__).parent
 HARNESS = FOLDER / "harness.cpp"
 SOURCES = (HARNESS, FOLDER / "board.h")
 TOP = "easynpu"
-REMEDY = "pip install 'npuc[rtl]', and a C++ compiler (g++, clang++, or the one named in CXX)"
 VERILATE = (
     "--cc", "--top-module", TOP, "--prefix", f"V{TOP}", "-O3", "--x-assign", "fast", "--x-initial", "fast",
     "--noassert", "-Wno-fatal", "-Wno-lint", "--output-split", "200000", "--output-split-cfuncs", "5000",
@@ -43,7 +43,7 @@ RUNTIME = ("verilated", "verilated_threads")
 def library(machine: Machine, *, traced: bool = False) -> ctypes.CDLL:
     """The functions of harness.cpp for a core of this machine, built now or earlier; traced: with waveforms.
 
-    Raises ArtefactError (E507) where Amaranth, Verilator or a C++ compiler is missing or fails.
+    Raises ArtefactError (E507) where Verilator or a C++ compiler is missing or fails.
     """
     tools = Tools(_verilator(), _compiler(), traced)
     source = verilog(machine, observed=True)
@@ -79,12 +79,8 @@ def _cached_file(name: str, parts: Sequence[str], build: Callable[[Path, Path], 
 
 
 def verilog(machine: Machine, block: str = "core", **options: Any) -> str:
-    """The Verilog of a module of this package, for a machine. Raises ArtefactError (E507) without Amaranth."""
-    try:
-        module = import_module(f"{__package__}.{block}")
-    except ImportError as error:
-        raise ArtefactError("E507", f"Amaranth cannot be imported: {error}", remedy=REMEDY) from None
-    return str(module.verilog(machine, **options))
+    """The Verilog of a module of this package, for a machine."""
+    return str(import_module(f"{__package__}.{block}").verilog(machine, **options))
 
 
 def _verilator() -> str:
