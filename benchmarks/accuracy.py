@@ -7,9 +7,9 @@ The tasks are those beside the checkout, else npuc's own digits. Models without 
 standard normal, different for calibration and test (--seed changes them). onnxruntime: quantize_static, QDQ, per
 channel, int8 weights, on the same calibration samples; --peer adds its other settings, and other quantisers. Each
 is a process of its own, npuc too, on one thread; CPU seconds include imports.
-Errors are per output, top-1 and agreement those of the first output. Where the host has parts of a network, it
-computes these, and the integer networks of the other parts the rest. A network that a target refuses has no row;
-stderr has the reason.
+Errors are per output, of logits where a model ends in Softmax; top-1 and agreement those of the first output.
+Where the host has parts of a network, it computes these, and the integer networks of the other parts the rest. A
+network that a target refuses has no row; stderr has the reason.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 
 import click
 import numpy as np
+import onnx
 from networks import SHARED
 from quantisers import PROGRAMS, SETTINGS, Refused, measure, quantised
 
@@ -88,13 +89,25 @@ def tasks(folder: Path, seed: int) -> Iterator[tuple[str, Path, Path, Path]]:
     for name, model in found:
         task = SHARED / "tasks" / name
         if model.is_file() and task.is_dir():
-            yield name, model, task / "calibration.npz", task / "test.npz"
+            yield name, _without_softmax(model, folder), task / "calibration.npz", task / "test.npz"
     for name, model in ((name, SHARED / "models" / f"{model}.onnx") for name, model in WITHOUT_TASK.items()):
         if model.is_file():
-            yield name, model, *_made_up(model, folder, seed)
+            yield name, _without_softmax(model, folder), *_made_up(model, folder, seed)
     if not (SHARED / "tasks").is_dir():
         models = ROOT / "models"
         yield "digits", models / "digits.onnx", models / "digits_calibration.npz", models / "digits_test.npz"
+
+
+def _without_softmax(model: Path, folder: Path) -> Path:
+    """The model up to its logits: a few samples between two classes decide over the dB of probabilities."""
+    proto = onnx.load(model)
+    given = {each.output[0]: each for each in proto.graph.node if each.op_type == "Softmax"}
+    for output in (each for each in proto.graph.output if each.name in given):
+        softmax = given[output.name]
+        output.name = softmax.input[0]
+        proto.graph.node.remove(softmax)
+    onnx.save(proto, folder / model.name)
+    return folder / model.name
 
 
 def _made_up(model: Path, folder: Path, seed: int) -> tuple[Path, Path]:
