@@ -52,6 +52,8 @@ class Machine:
     """Bytes that the host moves per cycle; with it plans weigh transfers against computation."""
     psum_write_first: bool = False
     """A write-first psum port: no bubble when one psum is read in the cycle after its write (x*y*zs = 1)."""
+    overlap: bool = False
+    """The host's bus also writes weight and map memories while words run, through a port of its own."""
     scales: str = "free"
     """The scales that activations may have: one of npuc.storage.records.DEMANDS."""
 
@@ -70,8 +72,9 @@ class Machine:
         return int(getattr(self, f"{memory}_words"))
 
     def as_dict(self) -> dict[str, Any]:
-        """The values as the manifest records them; two sets of pads, the former only choice, are left out."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("ifmap_pad_sets", 2)}
+        """The values as the manifest records them, without those that were once the only choice."""
+        former = {"ifmap_pad_sets": 2, "overlap": False}
+        return {name: value for name, value in asdict(self).items() if former.get(name, ()) != value}
 
     @classmethod
     def of(cls, values: dict[str, Any], origin: str) -> Machine:

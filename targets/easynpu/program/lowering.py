@@ -53,6 +53,7 @@ from npuc.targets.easynpu.plan.staying import beside, with_staying_maps
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, without_data
+from npuc.targets.easynpu.program.overlap import with_loads_ahead
 from npuc.targets.easynpu.program.residence import EmittedRun, WeightImage, arranged, resident
 
 
@@ -64,7 +65,7 @@ class Resident:
 
     def load(self, moves: Sequence[TensorMove]) -> tuple[TensorMove, ...]:
         """The rows that must still be loaded. They become resident, and what they overwrite no longer is."""
-        needed = tuple(part for move in moves for part in _parts(move, self._missing(move)))
+        needed = tuple(part for move in moves for part in move.parts(self._missing(move)))
         for move in needed:
             self._cover(move.map)
         self.known += needed
@@ -84,7 +85,7 @@ class Resident:
         missing = np.ones(move.height, np.bool_)
         for known in self.known:
             first = known.start[1] - move.start[1]
-            if _sub(move, first, known.height) == known:
+            if move.part(first, known.height) == known:
                 missing[max(first, 0) : max(first + known.height, 0)] = False
         return missing
 
@@ -99,7 +100,7 @@ class Resident:
             row, _ = replace(move.map, height=1).span
             low = row + np.arange(move.height) * move.place.row
             high = low + replace(move.map, height=1).span[1] - row
-            left += _parts(move, (low > last) | (high < first))
+            left += move.parts((low > last) | (high < first))
         self.known = left
 
 
@@ -117,36 +118,11 @@ def without_dead_stores(steps: Sequence[Step], outputs: Collection[str]) -> tupl
         stores = [
             part
             for move in step.stores
-            for part in (
-                [move] if move.tensor in read else _parts(move, _loaded(move, loads.get(move.tensor, ())))
-            )
+            for part in ([move] if move.tensor in read else move.parts(move.rows_in(loads.get(move.tensor, ()))))
         ]
         return replace(step, stores=tuple(stores))
 
     return tuple(map(kept, steps))
-
-
-def _loaded(store: TensorMove, loads: Sequence[tuple[slice, ...]]) -> Array:
-    """For every row of a store, whether a load, (C, H, W), reads some of it."""
-    found, mine, top = np.zeros(store.height, np.bool_), store.window[1:], store.start[1]
-    for load in loads:
-        if all(one.start < other.stop and other.start < one.stop for one, other in zip(mine, load, strict=True)):
-            found[max(load[1].start - top, 0) : load[1].stop - top] = True
-    return found
-
-
-def _parts(move: TensorMove, wanted: Array) -> Iterator[TensorMove]:
-    """The wanted rows of a move, as few moves."""
-    bounds = np.flatnonzero(np.diff(wanted.astype(np.int8), prepend=0, append=0)).tolist()
-    for first, end in zip(bounds[::2], bounds[1::2], strict=True):
-        yield _sub(move, first, end - first)
-
-
-def _sub(move: TensorMove, first: int, height: int) -> TensorMove:
-    """A move of other rows of the same tensor, at the same distance from one another; they may lie outside it."""
-    channel, row, column = move.start
-    place = replace(move.place, base=move.place.base + first * move.place.row)
-    return replace(move, place=place, height=height, start=(channel, row + first, column))
 
 
 def _map(place: MapPlace, channels: int, height: int, width: int) -> Map:
@@ -233,10 +209,11 @@ def lower(
     in_order, in_parts, done = iter(made), iter(parts), list[Step]()
     for step in steps:
         done += [step] if isinstance(step, HostStep) else [next(in_order) for _ in next(in_parts)]
+    ordered = without_dead_stores(done, graph.outputs)
     return Lowered(
         replace(quantised, graph=graph),
         init,
-        without_dead_stores(done, graph.outputs),
+        with_loads_ahead(ordered, runs, machine) if machine.overlap else ordered,
         tuple(word for run in runs for job in run.jobs for word in job.words),
         bytes(streams.image),
         tuple(job for run in runs for job in run.jobs),
