@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
@@ -151,6 +151,10 @@ class Segment:
         """Words that are loaded while the words run."""
         return sum(each.words for each in (*self.images_ahead, *self.loads_ahead))
 
+    def overlapped_cycles(self, cycles: int, machine: Machine) -> int:
+        """Cycles in which both array and bus are busy. cycles: those that the words take."""
+        return min(cycles, -(-self.words_ahead * machine.word_bytes // machine.host_bytes_per_cycle))
+
     @property
     def transfers(self) -> Iterator[ImageLoad | TensorMove]:
         """All transfers, in no order."""
@@ -193,6 +197,13 @@ class Contents:
             for each in step.transfers if isinstance(step, Segment) else ():
                 if not each.possible:
                     raise damage_error(f"{where} has {each}")
+        for number, (step, behind) in enumerate(pairwise((*steps, None))):
+            if isinstance(step, Segment) and step.words_ahead:
+                weights = all(each.memory == "weight" for each in step.images_ahead)
+                joined = not step.loads_ahead or isinstance(behind, Segment)
+                if not (machine.overlap and weights and joined):
+                    limit = "a machine with overlap; weights, or maps of a segment that follows"
+                    raise damage_error(f"steps[{number}] loads while its words run", limit)
         table = read(tuple[Produced, ...], manifest.get("instructions"), "instructions")
         return cls(steps, _table(table), machine, init)
 

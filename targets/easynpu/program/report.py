@@ -387,7 +387,7 @@ def _hidden_cycles(lowered: Lowered, machine: Machine) -> int:
         while words:
             job = next(jobs)
             cycles, words = cycles + job.tiling.cycles, words - len(job.words)
-        hidden += min(cycles, -(-segment.words_ahead * machine.word_bytes // machine.host_bytes_per_cycle))
+        hidden += segment.overlapped_cycles(cycles, machine)
     return hidden
 
 
