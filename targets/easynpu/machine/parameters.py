@@ -125,7 +125,10 @@ CONTROLS = ("control", "resume", "status", "cycles")
 REGISTERS = (*CONTROLS, "version", "words", *SIZES)
 """All registers in the order of their numbers. New ones are added at the end."""
 WORDS = (*isa.EXTENSIONS, "halt", *(row.mnemonic for row in isa.OPERATIONS if not row.documented))
-"""Words that the document does not define: bit n of the register `words` is set if the core runs the n-th."""
+"""Words that the document does not define: bit n of the register `words` is set if the core runs the n-th.
+
+The bit behind them is set if the host may load while words run.
+"""
 EQUAL, AT_LEAST, ALL_BITS = "equal", "at_least", "all_bits"
 
 
@@ -140,18 +143,18 @@ class Requirement:
 
 def identity(machine: Machine) -> dict[int, int]:
     """The values of the identifying registers of a core with this machine, by register."""
-    values = {"version": isa.VERSION, "words": (1 << len(WORDS)) - 1}
+    values = {"version": isa.VERSION, "words": (1 << len(WORDS) + machine.overlap) - 1}
     values |= {name: int(getattr(machine, name)) for name in SIZES}
     return {REGISTERS.index(name): value for name, value in values.items()}
 
 
-def requirements(machine: Machine, words: Iterable[Instruction]) -> list[Requirement]:
-    """The requirements of these words, compiled for this machine, on a core.
+def requirements(machine: Machine, words: Iterable[Instruction], *, overlaps: bool = False) -> list[Requirement]:
+    """The requirements of these words, compiled for this machine, on a core. overlaps: the host loads beside them.
 
     A core may have more of anything except Fmap DTCM: a map at the high end has another address in a larger one.
     """
     demands = {"version": EQUAL, "words": ALL_BITS, "fmap_words": EQUAL}
-    values = {**identity(machine), REGISTERS.index("words"): _needed_bits(words)}
+    values = {**identity(machine), REGISTERS.index("words"): _needed_bits(words) | overlaps << len(WORDS)}
     return [Requirement(at, demands.get(REGISTERS[at], AT_LEAST), value) for at, value in values.items()]
 
 

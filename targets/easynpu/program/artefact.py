@@ -200,7 +200,7 @@ class Contents:
         for number, (step, behind) in enumerate(pairwise((*steps, None))):
             if isinstance(step, Segment) and step.words_ahead:
                 weights = all(each.memory == "weight" for each in step.images_ahead)
-                joined = not step.loads_ahead or isinstance(behind, Segment)
+                joined = step.count > 0 and (not step.loads_ahead or isinstance(behind, Segment))
                 if not (machine.overlap and weights and joined):
                     limit = "a machine with overlap; weights, or maps of a segment that follows"
                     raise damage_error(f"steps[{number}] loads while its words run", limit)
