@@ -51,6 +51,7 @@ from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, ru
 from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.staying import beside, with_staying_maps
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
+from npuc.targets.easynpu.plan.turns import half, in_turns, in_upper_half
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, without_data
 from npuc.targets.easynpu.program.overlap import with_loads_ahead
@@ -148,6 +149,23 @@ class Lowered:
     windows: Mapping[str, TensorWindow]
     """Tensors that are windows of others (apart)."""
 
+    def overlapped_cycles(self, machine: Machine) -> int:
+        """Cycles in which both array and bus are busy."""
+        jobs, found = iter(self.jobs), 0
+        for segment in self.steps:
+            cycles, words = 0, segment.count if isinstance(segment, Segment) else 0
+            while words:
+                job = next(jobs)
+                cycles, words = cycles + job.tiling.cycles, words - len(job.words)
+            found += segment.overlapped_cycles(cycles, machine) if isinstance(segment, Segment) else 0
+        return found
+
+    def cycles(self, machine: Machine) -> int:
+        """Cycles of a following inference, transfers included."""
+        moved = sum(each.words for step in self.steps if isinstance(step, Segment) for each in step.transfers)
+        transfers = -(-moved * machine.word_bytes // machine.host_bytes_per_cycle)
+        return sum(job.tiling.cycles for job in self.jobs) + transfers - self.overlapped_cycles(machine)
+
 
 def lower(
     quantised: Quantised,
@@ -161,8 +179,29 @@ def lower(
 
     documented: use only the document's words and implicit addresses; raises UnsupportedOperator (E204) for a graph
     that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
-    too small.
+    too small. On a machine with overlap, tiles lie in halves of the memories if the whole program then takes less.
     """
+    plain = _lower(quantised, machine, laid_out, documented, objective, turns=False)
+    several = sum(isinstance(step, Segment) for step in plain.steps) > 1
+    if documented or not machine.overlap or objective != "time" or not several:
+        return plain
+    try:
+        turned = _lower(quantised, machine, laid_out, documented, objective, turns=True)
+    except DoesNotFit:  # a tile for which only the lifetimes of its maps had room
+        return plain
+    return min(plain, turned, key=lambda each: each.cycles(machine))
+
+
+def _lower(
+    quantised: Quantised,
+    machine: Machine,
+    laid_out: frozenset[str],
+    documented: bool,
+    objective: str,
+    *,
+    turns: bool,
+) -> Lowered:
+    """The same. turns: tiles lie in halves of the memories where this is estimated to take less."""
     graph = with_latest_first(with_repeated(quantised.graph)) if documented else quantised.graph
     graph = with_reshape_words(
         graph, lambda graph, node: node.output not in laid_out and _holds(graph, node, machine, documented)
@@ -189,7 +228,7 @@ def lower(
                 steps.append(replace(step, conversion=True) if node.output in laid_out else step)
         if not region.array:
             continue
-        best, found = computed(graph, region.array, machine, documented, objective)
+        best, found = computed(graph, region.array, machine, documented, objective, turns=turns)
         considered.append(best)
         for placement in found:
             full = [emit_job(_told(each, windows), machine) for each in placement.jobs]
@@ -267,7 +306,7 @@ def _fits(graph: Graph, nodes: Sequence[Node], machine: Machine) -> bool:
 
 
 def computed(
-    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str
+    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str, *, turns: bool = False
 ) -> tuple[Mapping[str, StripPlan], Iterable[Placement]]:
     """The best plan for each objective, and the placed runs, one per segment, of the plan for this objective.
 
@@ -293,6 +332,11 @@ def computed(
             name: replace(plan, strips=with_staying_maps(graph, plan.strips, machine, shares, name))
             for name, plan in best.items()
         }
+    if turns:
+        best = {
+            name: replace(plan, strips=in_turns(graph, plan.strips, machine, shares))
+            for name, plan in best.items()
+        }
     return best, _tiles(graph, best[objective], machine, documented)
 
 
@@ -303,9 +347,11 @@ def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) ->
     the range before it has ended there; that one's results are left where they are read next.
     """
     if not documented:
+        upper = False
         for strip, tiles in _in_order(graph, plan, documented):
             for tile in tiles:
-                yield from _of_tile(graph, strip, tile, machine)
+                yield from _of_tile(graph, strip, tile, machine, upper=upper)
+                upper ^= strip.turns
         return
     runs = (
         run_of(graph, strip.nodes, machine, tile, documented=documented)
@@ -320,9 +366,14 @@ def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) ->
             yield from implicit(run, machine, implicit(following, machine)[0].inputs)
 
 
-def _of_tile(graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine: Machine) -> Sequence[Placement]:
-    """The placed runs of a tile, beside the maps that stay."""
+def _of_tile(
+    graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine: Machine, *, upper: bool
+) -> Sequence[Placement]:
+    """The placed runs of a tile, beside the maps that stay. upper: in turns, it has the upper half."""
     run, rest = beside(graph, strip, tile, machine)
+    if strip.turns:
+        found = _explicit_segments(run, half(rest))
+        return [in_upper_half(each, half(rest)) for each in found] if upper else found
     try:
         return _explicit_segments(run, rest) if strip.free else placed(run, machine, documented=False)
     except DoesNotFit:

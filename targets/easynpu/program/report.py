@@ -146,7 +146,7 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
             for memory, usage in lowered.usage.items()
         },
         "traffic_bytes": traffic["map_bytes"] + traffic["weight_bytes"],
-        "host_traffic": {**traffic, **time(total["cycles"], _hidden_cycles(lowered, machine), traffic, machine)},
+        "host_traffic": {**traffic, **time(total["cycles"], lowered.overlapped_cycles(machine), traffic, machine)},
         "host_steps": steps.report_steps(lowered.steps),
         "layers": rows,
     }
@@ -375,20 +375,6 @@ def host_traffic(lowered: Lowered, machine: Machine) -> dict[str, Any]:
         "plans": [_row(objective, lowered.plans, machine) for objective in OBJECTIVES],
         "computed_macs": computed,
     }
-
-
-def _hidden_cycles(lowered: Lowered, machine: Machine) -> int:
-    """Cycles in which both the array and the bus are busy: of every run with the loads beside it, the fewer."""
-    jobs, hidden = iter(lowered.jobs), 0
-    for segment in lowered.steps:
-        if not isinstance(segment, Segment):
-            continue
-        cycles, words = 0, segment.count
-        while words:
-            job = next(jobs)
-            cycles, words = cycles + job.tiling.cycles, words - len(job.words)
-        hidden += segment.overlapped_cycles(cycles, machine)
-    return hidden
 
 
 def time(cycles: int, hidden: int, traffic: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
