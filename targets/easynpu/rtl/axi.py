@@ -214,8 +214,10 @@ class MemoryWrites(wiring.Component):
         values, value = incoming_queue(m, "w_queue", self.w)
         answers, found = outgoing_queue(m, "b_queue", self.b)
         done, response, error = Signal(), Signal(Response), Signal(Response)
-        beside = value.strb.all() & (beats.address[-port.REGION_BITS :] != port.REGIONS.index("itcm"))
-        allowed = beats.legal & (~self.busy | (beside if self.machine.overlap else 0))
+        free = ~self.busy
+        if self.machine.overlap:
+            free |= value.strb.all() & (beats.address[-port.REGION_BITS :] != port.REGIONS.index("itcm"))
+        allowed = beats.legal & free
         writes = beats.mapped & allowed & value.strb.any()
         m.d.comb += [
             *(beats.request.eq(request), beats.requested.eq(requests.r_rdy), requests.r_en.eq(beats.take)),
