@@ -34,9 +34,9 @@ CEILINGS = {
     "npuc": 39_090,
     "passes": 6_585,
     "targets/bm1684": 11_010,
-    "targets/easynpu": 18_255,
+    "targets/easynpu": 18_700,
     "targets/nvdla": 20_935,
-    "tests": 64_940,
+    "tests": 65_190,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -117,11 +117,9 @@ class Rtl:
     def _load_beside(self, board: Board, segment: Segment, memories: Mapping[str, Array]) -> None:
         """What the words do not use gets its contents only while they run; wrong ones before."""
         used = {name: np.zeros(len(words), np.bool_) for name, words in memories.items()}
-        (itcm,) = (image for image in segment.images if image.memory == "itcm")
-        words = bytes_to_words(itcm.data(self.simulation.files, self.machine))[: segment.count]
-        streams = [image for image in segment.images if image.memory == "weight"]
-        for image in streams:
-            used["weight"][image.address : image.address + image.words] = True
+        words = bytes_to_words(self.simulation.files["itcm.bin"])[: segment.count]
+        for image in segment.images:
+            used.get(image.memory, np.zeros(0))[image.address : image.address + image.words] = True
         for chain in chains_of(words, 0, self.machine):
             for each in (*chain.read, *(each for stage in chain.stages for each in chain.written(stage))):
                 used[each.place.memory][each.grid] = True

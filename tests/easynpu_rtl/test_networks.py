@@ -32,7 +32,6 @@ ROWS = {
     "sixteen rows": Machine(pe_rows=16, psum_entries=8, ifmap_pad_sets=1),
     "overlap": Machine(overlap=True),
 }
-"""On the last one, memories that a run does not use are filled while it runs."""
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = GIVEN / "models"
@@ -91,7 +90,7 @@ def test_loads_beside_a_run_change_neither_its_bits_nor_its_cycles(name: str, tm
 
 @pytest.mark.parametrize("name", ["default", "document", "large", "author", *ROWS])
 def test_every_machine_takes_the_model_s_cycles_run_after_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every word before every other: three chains in two runs, in memories full of noise.
+    """Every word before every other: three chains in two runs, in memories full of noise (or filled beside).
 
     On the slow machines, with large memories or many rows, every fifth pair.
     """
