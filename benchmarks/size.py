@@ -34,9 +34,9 @@ CEILINGS = {
     "npuc": 39_090,
     "passes": 6_585,
     "targets/bm1684": 11_010,
-    "targets/easynpu": 18_265,
+    "targets/easynpu": 18_710,
     "targets/nvdla": 20_935,
-    "tests": 64_950,
+    "tests": 65_200,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

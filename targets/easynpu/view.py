@@ -78,7 +78,7 @@ def outline(program: Program) -> list[Heading]:
                 first = image.start
                 words = isa.bytes_to_words(image.data(program.files, contents.machine))
         if step is contents.init:
-            lines = _loads(contents, step)
+            lines = _loads(contents, step.images)
             host += [("before the first inference",), *lines] if lines else []
             continue
         run: list[Line] = []
@@ -89,7 +89,9 @@ def outline(program: Program) -> list[Heading]:
         except ArtefactError as error:
             layers = by_nodes(entries(itcm, contents.instructions)[first : first + step.count])
             run.append((f"run    refused: {error.problems[0].reason}",))
-        lines = [(f"segment {number}",), *host, *_loads(contents, step), *run, *_stores(contents, step)]
+        run += [(f"ahead  {line[0]}", *line[1:]) for line in _loads(contents, step.images_ahead, step.loads_ahead)]
+        loads = _loads(contents, step.images, step.loads)
+        lines = [(f"segment {number}",), *host, *loads, *run, *_stores(contents, step)]
         found += [Heading("segment", first, step.count, tuple(lines)), *layers]
         host, number = [], number + 1
     if host:
@@ -101,10 +103,9 @@ def _cycles(chains: Sequence[Chain]) -> str:
     return count(sum(chain.cycles for chain in chains))
 
 
-def _loads(contents: Contents, segment: Segment) -> list[Line]:
+def _loads(contents: Contents, images: Sequence[ImageLoad], loads: Sequence[TensorMove] = ()) -> list[Line]:
     size = contents.machine.word_bytes
-    moved = [_image(image, size) for image in segment.images]
-    return [*moved, *(_move("load", each, size) for each in segment.loads)]
+    return [*(_image(image, size) for image in images), *(_move("load", each, size) for each in loads)]
 
 
 def _stores(contents: Contents, segment: Segment) -> list[Line]:
@@ -183,27 +184,38 @@ class _RunState:
     holders: dict[str, Array] = field(default_factory=dict[str, Array])
     resident: list[BufferUse] = field(default_factory=list[BufferUse])
     """Weights that were loaded before the first inference."""
+    waiting: list[BufferUse] = field(default_factory=list[BufferUse])
+    """Weights that were loaded while the segment before ran."""
 
     def segment(self, segment: Segment, chains: Sequence[Chain]) -> None:
-        """Adds loads, chains and stores in sequence; weights are in use until the last chain."""
-        machine = self.contents.machine
-        weights: list[BufferUse] = []
+        """Adds loads, chains, with loads beside them, and stores; weights are in use until the last chain."""
+        weights, self.waiting = self.waiting, []
         if segment == self.contents.init:
             loaded = (image for image in segment.images if image.memory == "weight")
             self.resident += [self._buffer("weight", each.file, each.address, each.words, 0) for each in loaded]
             return
-        for image in segment.images:
-            self._transfer(LOAD, image.memory, len(image.data(self.program.files, machine)))
-            if image.memory != "itcm":
-                weights.append(self._buffer("weight", image.file, image.address, image.words, self.cycle))
-        for move in segment.loads:
-            self._transfer(LOAD, move.tensor, self._bytes(move))
-            self._write(move.map, move.tensor, self.cycle, len(self.activities) - 1)
+        weights += self._load(segment.images, segment.loads)
+        began = self.cycle
         self._chains(chains)
         self.buffers += [replace(each, end=self.cycle) for each in weights]
         self.writers += [NOBODY] * len(weights)
+        ended, self.cycle = self.cycle, began
+        self.waiting = self._load(segment.images_ahead, segment.loads_ahead)
+        self.cycle = max(self.cycle, ended)
         for move in segment.stores:
             self._transfer(STORE, move.tensor, self._bytes(move), self._read(move.map))
+
+    def _load(self, images: Sequence[ImageLoad], loads: Sequence[TensorMove]) -> list[BufferUse]:
+        """Adds loads in sequence; returns the weights."""
+        weights: list[BufferUse] = []
+        for image in images:
+            self._transfer(LOAD, image.memory, len(image.data(self.program.files, self.contents.machine)))
+            if image.memory != "itcm":
+                weights.append(self._buffer("weight", image.file, image.address, image.words, self.cycle))
+        for move in loads:
+            self._transfer(LOAD, move.tensor, self._bytes(move))
+            self._write(move.map, move.tensor, self.cycle, len(self.activities) - 1)
+        return weights
 
     def _chains(self, chains: Sequence[Chain]) -> None:
         for chain in chains:
@@ -317,7 +329,7 @@ def _annotate_stream(
 
     places: the file's word at every address of the DTCM; those that the segment loads are added.
     """
-    for image in segment.images:
+    for image in (*segment.images, *segment.images_ahead):
         if image.memory != "itcm" and image.file == name:
             held = len(image.data(program.files, contents.machine)) // isa.WORD_BYTES
             places |= {image.address + number: image.start + number for number in range(held)}
@@ -412,8 +424,10 @@ def _used_element(entry: Produced, written: Map) -> tuple[tuple[int, int, int], 
 def _segments(program: Program, tensor: str) -> Iterator[list[Written]]:
     """The windows of a tensor that each segment loads or computes, for segments that have any."""
     table = Contents.of(program.manifest).instructions
+    ahead: tuple[TensorMove, ...] = ()
     for segment, chains in segments_of(program):
-        loaded = [(each.shape, each.start, each.map) for each in segment.loads if each.tensor == tensor]
+        loads, ahead = (*ahead, *segment.loads), segment.loads_ahead
+        loaded = [(each.shape, each.start, each.map) for each in loads if each.tensor == tensor]
         computed = [
             (entry.shape, *_used_element(entry, each))
             for chain in chains

@@ -152,13 +152,17 @@ def test_digits_gives_the_simulators_logits_to_the_bit(tmp_path: Path) -> None:
     agree(found, tmp_path / "c", samples)
 
 
-def test_resnet8_in_strips_and_segments_agrees_to_the_bit(tmp_path: Path) -> None:
-    (tmp_path / "small.toml").write_text("fmap_words = 900\n", encoding="ascii")
+@pytest.mark.parametrize("option", ["", "overlap = true\n", "-DNPUC_OVERLAP"])
+def test_resnet8_in_strips_and_segments_agrees_to_the_bit(option: str, tmp_path: Path) -> None:
+    """With overlap, loads ahead lie behind the run, or before it: the model runs when the host waits."""
+    lines = "overlap = true\n" if option else ""
+    (tmp_path / "small.toml").write_text(f"fmap_words = 500\n{lines}", encoding="ascii")
     found = compiled(resnet8(), tmp_path, machine=str(tmp_path / "small.toml"))
     segments = [step for step in found.manifest["steps"] if step["kind"] == "segment"]
     assert len(segments) > 1
     assert any(any(move["start"]) for step in segments for move in step["loads"])  # windows of the image
-    agree(found, tmp_path / "c", normal(found))
+    assert any("loads_ahead" in step for step in segments) is bool(option)
+    agree(found, tmp_path / "c", normal(found), flags=[*compiling.STRICT, option] if option[:1] == "-" else [])
 
 
 def test_activation_tables_slopes_and_the_hosts_outputs_agree(tmp_path: Path) -> None:

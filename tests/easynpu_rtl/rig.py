@@ -13,12 +13,12 @@ import pytest
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.storage.bits import encode
-from npuc.targets.easynpu.machine.isa import Instruction, Reshape
+from npuc.targets.easynpu.machine.isa import Instruction, Reshape, bytes_to_words
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import SETUP, run_length
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.rtl import build
-from npuc.targets.easynpu.rtl.simulation import Simulation
+from npuc.targets.easynpu.rtl.simulation import Board, Simulation
 from npuc.targets.easynpu.simulate.walk import chains_of
 from tests.easynpu import naive
 from tests.easynpu import test_simulator as programs
@@ -101,6 +101,8 @@ class Rtl:
         for fmap, skip in zip(state.fmap, state.skip, strict=True):
             for name, values in (("fmap", fmap), ("skip", skip)):
                 board.board.write(name, 0, values)
+            if self.machine.overlap:
+                self._load_beside(board.board, segment, {"fmap": fmap, "skip": skip, "weight": state.weight})
             self.simulation.cycles.clear()
             self.simulation.run(
                 segment, board, tensors, lambda number, values: found.setdefault(number, []).append(values)
@@ -111,6 +113,22 @@ class Rtl:
         for number, values in found.items():
             if observe is not None:
                 observe(number, np.concatenate(values))
+
+    def _load_beside(self, board: Board, segment: Segment, memories: Mapping[str, Array]) -> None:
+        """What the words do not use gets its contents only while they run; wrong ones before."""
+        used = {name: np.zeros(len(words), np.bool_) for name, words in memories.items()}
+        words = bytes_to_words(self.simulation.files["itcm.bin"])[: segment.count]
+        for image in segment.images:
+            used.get(image.memory, np.zeros(0))[image.address : image.address + image.words] = True
+        for chain in chains_of(words, 0, self.machine):
+            for each in (*chain.read, *(each for stage in chain.stages for each in chain.written(stage))):
+                used[each.place.memory][each.grid] = True
+        for name, contents in memories.items():
+            free = np.flatnonzero(~used[name])
+            for run in np.split(free, np.flatnonzero(np.diff(free) != 1) + 1):
+                if len(run):
+                    board.write(name, int(run[0]), ~contents[run])
+                    board.write_beside(name, int(run[0]), contents[run])
 
 
 def expect_modelled(words: Sequence[Instruction], machine: Machine, cycles: Sequence[int]) -> None:

@@ -158,6 +158,27 @@ def test_digits_behind_a_bus_are_the_simulators(bench: Path) -> None:
     assert played(bench, [too_many]) == (1, refused)
 
 
+def test_a_bus_loads_the_weights_of_digits_while_words_run(tmp_path: Path) -> None:
+    """Between a start and its end there are writes; to the instructions they are refused then."""
+    machine = tmp_path / "overlap.toml"
+    machine.write_text("overlap = true\nfmap_words = 200\nskip_words = 100\nweight_words = 700\nitcm_words = 12\n")
+    bench = built_bench("axi_testbench", tmp_path / "core", compiled(tmp_path, "--machine", str(machine)))
+    steps = (bench.parent / "steps.txt").read_text().splitlines()
+    starts = [at for at, step in enumerate(steps) if step.startswith(f"write {4 << 10:x} ")]
+    weight = [
+        at for at in starts if steps[at + 1].startswith("write") and int(steps[at + 1].split()[1], 16) >> 10 == 2
+    ]
+    assert weight
+    code, said = played(bench, steps)
+    assert code == 0, said
+    assert "differ" in said and " 0 differ" in said
+    beside = f"write {3 << 10:x} {0:032x}"
+    assert played(bench, [*steps[: weight[0] + 1], beside]) == (
+        1,
+        "AXI: a write is not answered with OKAY\n",
+    )
+
+
 def test_a_system_runs_digits_over_its_serial_line_with_the_program_in_memory(digits: str, tmp_path: Path) -> None:
     """Only maps and registers are written; instructions and weights are there, and stay there."""
     bench = built_bench("serial_testbench", tmp_path / "system", digits, "--system")

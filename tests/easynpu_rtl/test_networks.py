@@ -30,6 +30,7 @@ MACHINES = ["default", "document"]
 ROWS = {
     "four rows": Machine(pe_rows=4, psum_entries=32),
     "sixteen rows": Machine(pe_rows=16, psum_entries=8, ifmap_pad_sets=1),
+    "overlap": Machine(overlap=True),
 }
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,9 +77,20 @@ def test_a_network_of_several_segments(name: str, machine: str, tmp_path: Path) 
     expect_the_simulators_bits_and_cycles(tmp_path / "m.onnx", tmp_path, machine, observed=name == "ds_cnn")
 
 
+@pytest.mark.parametrize("name", ["ds_cnn", "mobilenet_v1_025"])
+def test_loads_beside_a_run_change_neither_its_bits_nor_its_cycles(name: str, tmp_path: Path) -> None:
+    onnx.save(MODELS[name](), tmp_path / "m.onnx")
+    (tmp_path / "overlap.toml").write_text("overlap = true\nfmap_words = 600\nskip_words = 600\n")
+    found = expect_the_simulators_bits_and_cycles(
+        tmp_path / "m.onnx", tmp_path, str(tmp_path / "overlap.toml"), observed=name == "ds_cnn"
+    )
+    assert any(each.get("images_ahead") for each in found.manifest["steps"])
+    assert any(each.get("loads_ahead") for each in found.manifest["steps"]) is (name != "ds_cnn")
+
+
 @pytest.mark.parametrize("name", ["default", "document", "large", "author", *ROWS])
 def test_every_machine_takes_the_model_s_cycles_run_after_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every word before every other: three chains in two runs, in memories full of noise.
+    """Every word before every other: three chains in two runs, in memories full of noise (or filled beside).
 
     On the slow machines, with large memories or many rows, every fifth pair.
     """

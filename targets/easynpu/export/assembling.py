@@ -29,7 +29,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import kernel_extent
 from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.simulate.running import Runner
-from npuc.targets.easynpu.simulate.simulator import load_images
+from npuc.targets.easynpu.simulate.simulator import load_images, load_weights
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
 
 ZERO = "zero"
@@ -94,6 +94,10 @@ def expect_legal(program: Program) -> None:
                 last = chains[-1].stages[-1] if chains else None
                 reason = f"nothing has written all of '{move.tensor}', which the host reads from the DTCM"
                 raise word_error(last.number if last else 0, reason, last.word if last else None)
+        for image in segment.images_ahead:
+            load_weights(image, program.files, machine, filled)
+        for move in segment.loads_ahead:
+            filled.fill(move.map)
 
 
 def expect_reserved(number: int, word: Instruction) -> None:

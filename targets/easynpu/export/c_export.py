@@ -219,9 +219,10 @@ def _sizes(program: Program, found: DriverPlan) -> dict[str, int]:
 
 def _requirements(program: Program) -> list[str]:
     """The program's requirements on the machine's"""
-    machine = Contents.of(program.manifest).machine
+    contents = Contents.of(program.manifest)
     words = isa.bytes_to_words(program.files.get("itcm.bin", b""))
-    found = requirements(machine, words)
+    overlaps = any(each.words_ahead for each in contents.segments)
+    found = requirements(contents.machine, words, overlaps=overlaps)
     rows = (initialiser([each.register, DEMANDS[each.demand], each.value]) for each in found)
     return [f"{row} {c_comment(REGISTERS[each.register])}" for row, each in zip(rows, found, strict=True)]
 
@@ -276,6 +277,8 @@ def _segment(number: int, segment: Segment, tensors: Mapping[str, int]) -> tuple
         "image": ("struct npuc_image", [_image(each) for each in segment.images]),
         "load": ("struct npuc_move", [_move(each, tensors) for each in segment.loads]),
         "store": ("struct npuc_move", [_move(each, tensors) for each in segment.stores]),
+        "ahead_image": ("struct npuc_image", [_image(each) for each in segment.images_ahead]),
+        "ahead_load": ("struct npuc_move", [_move(each, tensors) for each in segment.loads_ahead]),
     }
     members: dict[str, Any] = {"instructions": segment.count}
     for name, (_, rows) in tables.items():

@@ -74,7 +74,7 @@ def plan(program: Program) -> DriverPlan:
                 plain |= {node} if keeps_order(node, types) else set()
             actions.append(node)
         else:
-            for move in step.loads:
+            for move in (*step.loads, *step.loads_ahead):
                 _expect(move, types)
             types.update((move.tensor, TensorType(move.shape, "int8")) for move in step.stores)
             actions.append(step)
@@ -162,7 +162,7 @@ def _lifetimes(
 def _tensors_of(action: Action) -> Sequence[str]:
     if isinstance(action, Node):
         return [*action.inputs, *action.outputs]
-    return [move.tensor for move in (*action.loads, *action.stores)]
+    return [move.tensor for move in (*action.loads, *action.loads_ahead, *action.stores)]
 
 
 def _scales(actions: Sequence[Action], numbers: Mapping[str, Array]) -> dict[str, tuple[float, float]]:

@@ -57,6 +57,10 @@ def recount(before: Program, after: Program) -> dict[str, Any]:
     rows = [_row(key, words, had.get(key), contents) for key, words in _layers(after).items()]
     total = totals(rows)
     peaks = _peaks(after)
+    overlapped = sum(
+        segment.overlapped_cycles(sum(chain.cycles for chain in chains), contents.machine)
+        for segment, chains in segments_of(after)
+    )
     images = [image for segment in contents.segments for image in segment.images if image.memory == "itcm"]
     traffic = {
         **old["host_traffic"],
@@ -77,7 +81,7 @@ def recount(before: Program, after: Program) -> dict[str, Any]:
             }
             for name, use in old["memory"].items()
         },
-        "host_traffic": {**traffic, **time(total["cycles"], traffic, contents.machine)},
+        "host_traffic": {**traffic, **time(total["cycles"], overlapped, traffic, contents.machine)},
         "layers": rows,
         **({"proof": UNPROVED} if "proof" in old else {}),
     }
@@ -177,7 +181,7 @@ def _peaks(program: Program) -> dict[str, int]:
     """
     peaks: dict[str, int] = dict.fromkeys(("fmap", "skip", "weight", "itcm"), 0)
     for segment, chains in segments_of(program):
-        for image in segment.images:
+        for image in (*segment.images, *segment.images_ahead):
             peaks[image.memory] = max(peaks[image.memory], image.address + image.words)
         explicit = any(stage.operands for chain in chains for stage in chain.stages)
         for chain in chains:
@@ -188,7 +192,7 @@ def _peaks(program: Program) -> dict[str, int]:
             for each in maps:
                 if explicit or each.place.memory == "skip":
                     peaks[each.place.memory] = max(peaks[each.place.memory], each.span[1] + 1)
-        for each in (move.map for move in (*segment.loads, *segment.stores)):
+        for each in (move.map for move in (*segment.loads, *segment.loads_ahead, *segment.stores)):
             if explicit or each.place.memory == "skip":
                 peaks[each.place.memory] = max(peaks[each.place.memory], each.span[1] + 1)
     return peaks

@@ -52,6 +52,8 @@ class Machine:
     """Bytes that the host moves per cycle; with it plans weigh transfers against computation."""
     psum_write_first: bool = False
     """A write-first psum port: no bubble when one psum is read in the cycle after its write (x*y*zs = 1)."""
+    overlap: bool = False
+    """The host's bus also writes weight and map memories while words run, through a port of its own."""
     scales: str = "free"
     """The scales that activations may have: one of npuc.storage.records.DEMANDS."""
 
@@ -70,8 +72,9 @@ class Machine:
         return int(getattr(self, f"{memory}_words"))
 
     def as_dict(self) -> dict[str, Any]:
-        """The values as the manifest records them; two sets of pads, the former only choice, are left out."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("ifmap_pad_sets", 2)}
+        """The values as the manifest records them, without those that were once the only choice."""
+        former = {"ifmap_pad_sets": 2, "overlap": False}
+        return {name: value for name, value in asdict(self).items() if former.get(name, ()) != value}
 
     @classmethod
     def of(cls, values: dict[str, Any], origin: str) -> Machine:
@@ -122,7 +125,10 @@ CONTROLS = ("control", "resume", "status", "cycles")
 REGISTERS = (*CONTROLS, "version", "words", *SIZES)
 """All registers in the order of their numbers. New ones are added at the end."""
 WORDS = (*isa.EXTENSIONS, "halt", *(row.mnemonic for row in isa.OPERATIONS if not row.documented))
-"""Words that the document does not define: bit n of the register `words` is set if the core runs the n-th."""
+"""Words that the document does not define: bit n of the register `words` is set if the core runs the n-th.
+
+The bit behind them is set if the host may load while words run.
+"""
 EQUAL, AT_LEAST, ALL_BITS = "equal", "at_least", "all_bits"
 
 
@@ -137,18 +143,18 @@ class Requirement:
 
 def identity(machine: Machine) -> dict[int, int]:
     """The values of the identifying registers of a core with this machine, by register."""
-    values = {"version": isa.VERSION, "words": (1 << len(WORDS)) - 1}
+    values = {"version": isa.VERSION, "words": (1 << len(WORDS) + machine.overlap) - 1}
     values |= {name: int(getattr(machine, name)) for name in SIZES}
     return {REGISTERS.index(name): value for name, value in values.items()}
 
 
-def requirements(machine: Machine, words: Iterable[Instruction]) -> list[Requirement]:
-    """The requirements of these words, compiled for this machine, on a core.
+def requirements(machine: Machine, words: Iterable[Instruction], *, overlaps: bool = False) -> list[Requirement]:
+    """The requirements of these words, compiled for this machine, on a core. overlaps: the host loads beside them.
 
     A core may have more of anything except Fmap DTCM: a map at the high end has another address in a larger one.
     """
     demands = {"version": EQUAL, "words": ALL_BITS, "fmap_words": EQUAL}
-    values = {**identity(machine), REGISTERS.index("words"): _needed_bits(words)}
+    values = {**identity(machine), REGISTERS.index("words"): _needed_bits(words) | overlaps << len(WORDS)}
     return [Requirement(at, demands.get(REGISTERS[at], AT_LEAST), value) for at, value in values.items()]
 
 

@@ -93,6 +93,8 @@ class Strip:
     """Words of the Fmap and the skip DTCM from 0 on beside maps that stay there; None: all."""
     staying: Mapping[str, StayingMap] = field(default_factory=dict[str, "StayingMap"])
     """The maps that the strip reads or writes and that stay, in part."""
+    turns: bool = False
+    """Its tiles lie in the two halves of `free` in turns."""
 
     def cost(self, weight: float) -> float:
         """The cost in cycles. weight: cycles per word of traffic."""

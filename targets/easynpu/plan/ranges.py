@@ -133,7 +133,7 @@ class Range:
         for at in np.argsort(costs, kind="stable"):
             if costs[at] >= limit:
                 break
-            strip = self._at_document_s_addresses(self._strip(at)) if self.chains else self._strip(at)
+            strip = self._at_document_s_addresses(self.strip(at)) if self.chains else self.strip(at)
             if strip is not None and strip.cost(weight) < limit and (self.chains or self.fits(strip.grid)):
                 found, limit = strip, strip.cost(weight)
         return found
@@ -142,7 +142,7 @@ class Range:
         """A strip that fits, if any, found quickly: small tiles are tried first."""
         tiles = self.grids[:, :3].prod(axis=1)
         for at in np.argsort(-tiles, kind="stable"):
-            strip = self._strip(at)
+            strip = self.strip(at)
             if self._at_document_s_addresses(strip) if self.chains else self.fits(strip.grid):
                 return strip
         return None
@@ -151,7 +151,8 @@ class Range:
         """The cost of the strip with each of the grids (Strip.cost)."""
         return self.grids[:, 4] + self.grids[:, 3] * weight
 
-    def _strip(self, at: int) -> Strip:
+    def strip(self, at: int) -> Strip:
+        """The strip with one of the grids."""
         *grid, traffic, cycles = self.grids[at].tolist()
         return Strip(self.nodes, Grid(*grid), traffic, cycles)
 

@@ -7,7 +7,9 @@ types here as they are; the simulator, which has no other input, checks them as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
@@ -19,7 +21,7 @@ from npuc.host.step import HostStep, steps_of
 from npuc.ir import Array
 from npuc.storage.records import damage_error, read, recorded_machine
 from npuc.targets.easynpu.machine.isa import MEMORIES, WORD_BYTES
-from npuc.targets.easynpu.machine.memory import Map, MapPlace, groups
+from npuc.targets.easynpu.machine.memory import Map, MapPlace, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 
 LARGEST = 1 << 28
@@ -86,6 +88,33 @@ class TensorMove:
         return Map(self.place, self.height, self.width, groups(self.channels))
 
     @property
+    def words(self) -> int:
+        """Words of the map."""
+        return feature_words(self.channels, self.height, self.width)
+
+    def part(self, first: int, height: int) -> TensorMove:
+        """The move of other rows of the tensor, at the same distance from one another; they may lie outside it."""
+        channel, row, column = self.start
+        place = replace(self.place, base=self.place.base + first * self.place.row)
+        return replace(self, place=place, height=height, start=(channel, row + first, column))
+
+    def parts(self, wanted: Array) -> Iterator[TensorMove]:
+        """The wanted rows, as few moves."""
+        bounds = np.flatnonzero(np.diff(wanted.astype(np.int8), prepend=0, append=0)).tolist()
+        for first, end in zip(bounds[::2], bounds[1::2], strict=True):
+            yield self.part(first, end - first)
+
+    def rows_in(self, windows: Iterable[tuple[slice, ...]]) -> Array:
+        """For every row, whether some of it lies in a window (C, H, W) of the tensor."""
+        found, mine, top = np.zeros(self.height, np.bool_), self.window[1:], self.start[1]
+        for window in windows:
+            if all(
+                one.start < other.stop and other.start < one.stop for one, other in zip(mine, window, strict=True)
+            ):
+                found[max(window[1].start - top, 0) : window[1].stop - top] = True
+        return found
+
+    @property
     def possible(self) -> bool:
         """Whether the map is a window of the tensor, in a memory for maps."""
         tensor = len(self.shape) > 1 and min(self.shape) > 0 and prod(self.shape) == prod(self.map_shape)
@@ -112,6 +141,24 @@ class Segment:
     loads: tuple[TensorMove, ...]
     count: int
     stores: tuple[TensorMove, ...]
+    images_ahead: tuple[ImageLoad, ...] = ()
+    """Weights of later segments that are loaded while the words run (Machine.overlap)."""
+    loads_ahead: tuple[TensorMove, ...] = ()
+    """Maps of the next segment, likewise."""
+
+    @property
+    def words_ahead(self) -> int:
+        """Words that are loaded while the words run."""
+        return sum(each.words for each in (*self.images_ahead, *self.loads_ahead))
+
+    def overlapped_cycles(self, cycles: int, machine: Machine) -> int:
+        """Cycles in which both array and bus are busy. cycles: those that the words take."""
+        return min(cycles, -(-self.words_ahead * machine.word_bytes // machine.host_bytes_per_cycle))
+
+    @property
+    def transfers(self) -> Iterator[ImageLoad | TensorMove]:
+        """All transfers, in no order."""
+        return chain(self.images, self.loads, self.stores, self.images_ahead, self.loads_ahead)
 
 
 Step = HostStep | Segment
@@ -147,9 +194,16 @@ class Contents:
         init = Segment(read(tuple[ImageLoad, ...], manifest.get("init", []), "init"), (), 0, ())
         steps = steps_of(manifest, Segment)
         for where, step in (("init", init), *((f"steps[{number}]", step) for number, step in enumerate(steps))):
-            for each in (*step.images, *step.loads, *step.stores) if isinstance(step, Segment) else ():
+            for each in step.transfers if isinstance(step, Segment) else ():
                 if not each.possible:
                     raise damage_error(f"{where} has {each}")
+        for number, (step, behind) in enumerate(pairwise((*steps, None))):
+            if isinstance(step, Segment) and step.words_ahead:
+                weights = all(each.memory == "weight" for each in step.images_ahead)
+                joined = step.count > 0 and (not step.loads_ahead or isinstance(behind, Segment))
+                if not (machine.overlap and weights and joined):
+                    limit = "a machine with overlap; weights, or maps of a segment that follows"
+                    raise damage_error(f"steps[{number}] loads while its words run", limit)
         table = read(tuple[Produced, ...], manifest.get("instructions"), "instructions")
         return cls(steps, _table(table), machine, init)
 

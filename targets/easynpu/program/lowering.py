@@ -51,8 +51,10 @@ from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, ru
 from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.staying import beside, with_staying_maps
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
+from npuc.targets.easynpu.plan.turns import half, in_turns, in_upper_half
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, without_data
+from npuc.targets.easynpu.program.overlap import with_loads_ahead
 from npuc.targets.easynpu.program.residence import EmittedRun, WeightImage, arranged, resident
 
 
@@ -64,7 +66,7 @@ class Resident:
 
     def load(self, moves: Sequence[TensorMove]) -> tuple[TensorMove, ...]:
         """The rows that must still be loaded. They become resident, and what they overwrite no longer is."""
-        needed = tuple(part for move in moves for part in _parts(move, self._missing(move)))
+        needed = tuple(part for move in moves for part in move.parts(self._missing(move)))
         for move in needed:
             self._cover(move.map)
         self.known += needed
@@ -84,7 +86,7 @@ class Resident:
         missing = np.ones(move.height, np.bool_)
         for known in self.known:
             first = known.start[1] - move.start[1]
-            if _sub(move, first, known.height) == known:
+            if move.part(first, known.height) == known:
                 missing[max(first, 0) : max(first + known.height, 0)] = False
         return missing
 
@@ -99,7 +101,7 @@ class Resident:
             row, _ = replace(move.map, height=1).span
             low = row + np.arange(move.height) * move.place.row
             high = low + replace(move.map, height=1).span[1] - row
-            left += _parts(move, (low > last) | (high < first))
+            left += move.parts((low > last) | (high < first))
         self.known = left
 
 
@@ -117,36 +119,11 @@ def without_dead_stores(steps: Sequence[Step], outputs: Collection[str]) -> tupl
         stores = [
             part
             for move in step.stores
-            for part in (
-                [move] if move.tensor in read else _parts(move, _loaded(move, loads.get(move.tensor, ())))
-            )
+            for part in ([move] if move.tensor in read else move.parts(move.rows_in(loads.get(move.tensor, ()))))
         ]
         return replace(step, stores=tuple(stores))
 
     return tuple(map(kept, steps))
-
-
-def _loaded(store: TensorMove, loads: Sequence[tuple[slice, ...]]) -> Array:
-    """For every row of a store, whether a load, (C, H, W), reads some of it."""
-    found, mine, top = np.zeros(store.height, np.bool_), store.window[1:], store.start[1]
-    for load in loads:
-        if all(one.start < other.stop and other.start < one.stop for one, other in zip(mine, load, strict=True)):
-            found[max(load[1].start - top, 0) : load[1].stop - top] = True
-    return found
-
-
-def _parts(move: TensorMove, wanted: Array) -> Iterator[TensorMove]:
-    """The wanted rows of a move, as few moves."""
-    bounds = np.flatnonzero(np.diff(wanted.astype(np.int8), prepend=0, append=0)).tolist()
-    for first, end in zip(bounds[::2], bounds[1::2], strict=True):
-        yield _sub(move, first, end - first)
-
-
-def _sub(move: TensorMove, first: int, height: int) -> TensorMove:
-    """A move of other rows of the same tensor, at the same distance from one another; they may lie outside it."""
-    channel, row, column = move.start
-    place = replace(move.place, base=move.place.base + first * move.place.row)
-    return replace(move, place=place, height=height, start=(channel, row + first, column))
 
 
 def _map(place: MapPlace, channels: int, height: int, width: int) -> Map:
@@ -172,6 +149,23 @@ class Lowered:
     windows: Mapping[str, TensorWindow]
     """Tensors that are windows of others (apart)."""
 
+    def overlapped_cycles(self, machine: Machine) -> int:
+        """Cycles in which both array and bus are busy."""
+        jobs, found = iter(self.jobs), 0
+        for segment in self.steps:
+            cycles, words = 0, segment.count if isinstance(segment, Segment) else 0
+            while words:
+                job = next(jobs)
+                cycles, words = cycles + job.tiling.cycles, words - len(job.words)
+            found += segment.overlapped_cycles(cycles, machine) if isinstance(segment, Segment) else 0
+        return found
+
+    def cycles(self, machine: Machine) -> int:
+        """Cycles of a following inference, transfers included."""
+        moved = sum(each.words for step in self.steps if isinstance(step, Segment) for each in step.transfers)
+        transfers = -(-moved * machine.word_bytes // machine.host_bytes_per_cycle)
+        return sum(job.tiling.cycles for job in self.jobs) + transfers - self.overlapped_cycles(machine)
+
 
 def lower(
     quantised: Quantised,
@@ -185,8 +179,29 @@ def lower(
 
     documented: use only the document's words and implicit addresses; raises UnsupportedOperator (E204) for a graph
     that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
-    too small.
+    too small. On a machine with overlap, tiles lie in halves of the memories if the whole program then takes less.
     """
+    plain = _lower(quantised, machine, laid_out, documented, objective, turns=False)
+    several = sum(isinstance(step, Segment) for step in plain.steps) > 1
+    if documented or not machine.overlap or objective != "time" or not several:
+        return plain
+    try:
+        turned = _lower(quantised, machine, laid_out, documented, objective, turns=True)
+    except DoesNotFit:  # a tile for which only the lifetimes of its maps had room
+        return plain
+    return min(plain, turned, key=lambda each: each.cycles(machine))
+
+
+def _lower(
+    quantised: Quantised,
+    machine: Machine,
+    laid_out: frozenset[str],
+    documented: bool,
+    objective: str,
+    *,
+    turns: bool,
+) -> Lowered:
+    """The same. turns: tiles lie in halves of the memories where this is estimated to take less."""
     graph = with_latest_first(with_repeated(quantised.graph)) if documented else quantised.graph
     graph = with_reshape_words(
         graph, lambda graph, node: node.output not in laid_out and _holds(graph, node, machine, documented)
@@ -213,7 +228,7 @@ def lower(
                 steps.append(replace(step, conversion=True) if node.output in laid_out else step)
         if not region.array:
             continue
-        best, found = computed(graph, region.array, machine, documented, objective)
+        best, found = computed(graph, region.array, machine, documented, objective, turns=turns)
         considered.append(best)
         for placement in found:
             full = [emit_job(_told(each, windows), machine) for each in placement.jobs]
@@ -233,10 +248,11 @@ def lower(
     in_order, in_parts, done = iter(made), iter(parts), list[Step]()
     for step in steps:
         done += [step] if isinstance(step, HostStep) else [next(in_order) for _ in next(in_parts)]
+    ordered = without_dead_stores(done, graph.outputs)
     return Lowered(
         replace(quantised, graph=graph),
         init,
-        without_dead_stores(done, graph.outputs),
+        with_loads_ahead(ordered, runs, machine) if machine.overlap else ordered,
         tuple(word for run in runs for job in run.jobs for word in job.words),
         bytes(streams.image),
         tuple(job for run in runs for job in run.jobs),
@@ -290,7 +306,7 @@ def _fits(graph: Graph, nodes: Sequence[Node], machine: Machine) -> bool:
 
 
 def computed(
-    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str
+    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str, *, turns: bool = False
 ) -> tuple[Mapping[str, StripPlan], Iterable[Placement]]:
     """The best plan for each objective, and the placed runs, one per segment, of the plan for this objective.
 
@@ -316,6 +332,11 @@ def computed(
             name: replace(plan, strips=with_staying_maps(graph, plan.strips, machine, shares, name))
             for name, plan in best.items()
         }
+    if turns:
+        best = {
+            name: replace(plan, strips=in_turns(graph, plan.strips, machine, shares))
+            for name, plan in best.items()
+        }
     return best, _tiles(graph, best[objective], machine, documented)
 
 
@@ -326,9 +347,11 @@ def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) ->
     the range before it has ended there; that one's results are left where they are read next.
     """
     if not documented:
+        upper = False
         for strip, tiles in _in_order(graph, plan, documented):
             for tile in tiles:
-                yield from _of_tile(graph, strip, tile, machine)
+                yield from _of_tile(graph, strip, tile, machine, upper=upper)
+                upper ^= strip.turns
         return
     runs = (
         run_of(graph, strip.nodes, machine, tile, documented=documented)
@@ -343,9 +366,14 @@ def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) ->
             yield from implicit(run, machine, implicit(following, machine)[0].inputs)
 
 
-def _of_tile(graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine: Machine) -> Sequence[Placement]:
-    """The placed runs of a tile, beside the maps that stay."""
+def _of_tile(
+    graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine: Machine, *, upper: bool
+) -> Sequence[Placement]:
+    """The placed runs of a tile, beside the maps that stay. upper: in turns, it has the upper half."""
     run, rest = beside(graph, strip, tile, machine)
+    if strip.turns:
+        found = _explicit_segments(run, half(rest))
+        return [in_upper_half(each, half(rest)) for each in found] if upper else found
     try:
         return _explicit_segments(run, rest) if strip.free else placed(run, machine, documented=False)
     except DoesNotFit:

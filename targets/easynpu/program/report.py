@@ -43,7 +43,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.plan.apart import TensorWindow
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan
-from npuc.targets.easynpu.program.artefact import Segment, TensorMove
+from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.lowering import Lowered
 from npuc.view import memory_use, totals
@@ -146,7 +146,7 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
             for memory, usage in lowered.usage.items()
         },
         "traffic_bytes": traffic["map_bytes"] + traffic["weight_bytes"],
-        "host_traffic": {**traffic, **time(total["cycles"], traffic, machine)},
+        "host_traffic": {**traffic, **time(total["cycles"], lowered.overlapped_cycles(machine), traffic, machine)},
         "host_steps": steps.report_steps(lowered.steps),
         "layers": rows,
     }
@@ -159,7 +159,10 @@ def manifest(lowered: Lowered, machine: Machine, *, documented: bool) -> tuple[d
         "machine": machine.as_dict(),
         "isa": "documented" if documented else isa.needed_isa(lowered.words),
         "init": [asdict(each) for each in lowered.init],
-        "steps": [steps.as_json(step) for step in lowered.steps],
+        "steps": [
+            {key: value for key, value in steps.as_json(step).items() if value or not key.endswith("_ahead")}
+            for step in lowered.steps
+        ],
         "instructions": instruction_table(lowered.jobs, lowered.quantised.graph),
         "placements": _placements(lowered),
         "report": summary(lowered, machine),
@@ -184,7 +187,11 @@ def _placements(lowered: Lowered) -> list[dict[str, Any]]:
             "scale": lowered.quantised.scales.get(move.tensor),
         }
         for number, segment in enumerate(segments)
-        for direction, moves in (("load", segment.loads), ("store", segment.stores))
+        for direction, moves in (
+            ("load", segment.loads),
+            ("store", segment.stores),
+            ("load", segment.loads_ahead),
+        )
         for move in moves
     ]
 
@@ -350,12 +357,12 @@ def host_traffic(lowered: Lowered, machine: Machine) -> dict[str, Any]:
     """
     graph = lowered.quantised.graph
     segments = [step for step in lowered.steps if isinstance(step, Segment)]
-    moves = [move for segment in segments for move in (*segment.loads, *segment.stores)]
-    images = [image for segment in segments for image in segment.images]
-    maps = sum(_words(move) for move in moves)
+    transfers = [each for segment in segments for each in segment.transfers]
+    images = [each for each in transfers if isinstance(each, ImageLoad)]
+    maps = sum(each.words for each in transfers if isinstance(each, TensorMove))
     weights = sum(image.words for image in images if image.memory == "weight")
     stored = {move.tensor for segment in segments for move in segment.stores}
-    loaded = {move.tensor for segment in segments for move in segment.loads}
+    loaded = {move.tensor for segment in segments for move in (*segment.loads, *segment.loads_ahead)}
     nodes = dict.fromkeys(stage.node for job in lowered.jobs for stage in job.placed.job.stages)
     computed = sum(multiplied(stage.word) for job in lowered.jobs for stage in job.placed.job.stages)
     return {
@@ -370,18 +377,19 @@ def host_traffic(lowered: Lowered, machine: Machine) -> dict[str, Any]:
     }
 
 
-def time(cycles: int, traffic: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
-    """Cycles of all transfers, and of computation and transfers one after the other, as plans weigh them.
+def time(cycles: int, hidden: int, traffic: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """Cycles of all transfers, and of computation and transfers, as plans weigh them.
 
-    The first inference also loads what stays.
+    hidden: cycles that both take at once. The first inference also loads what stays.
     """
     size = sum(traffic[each] for each in ("map_bytes", "weight_bytes", "instruction_bytes"))
     transfers, initial = (-(-each // machine.host_bytes_per_cycle) for each in (size, traffic["initial_bytes"]))
     return {
         "bytes_per_cycle": machine.host_bytes_per_cycle,
         "transfer_cycles": transfers,
-        "cycles_with_transfers": cycles + transfers,
-        "first_inference_cycles": cycles + transfers + initial,
+        **({"overlapped_cycles": hidden} if machine.overlap else {}),
+        "cycles_with_transfers": cycles + transfers - hidden,
+        "first_inference_cycles": cycles + transfers - hidden + initial,
     }
 
 
@@ -406,7 +414,3 @@ def multiplied(word: Layer | Reshape) -> int:
     if not isinstance(word, Layer) or operation is None or not operation.mnemonic.startswith(("conv", "dwconv")):
         return 0
     return word.Ho * word.Wo * word.Co * word.Hk * word.Wk * (word.Ci if is_dense(word) else 1)
-
-
-def _words(move: TensorMove) -> int:
-    return -(-move.channels // isa.WORD_BYTES) * move.height * move.width

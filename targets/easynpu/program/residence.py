@@ -9,9 +9,9 @@ when an inference begins, which is also there when it ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
 
 import numpy as np
@@ -69,6 +69,11 @@ class EmittedRun:
     """Address of the stream in the weight DTCM."""
     before: int = 0
     """Words before it in the stream that it is a part of, from whose start its jobs' addresses count."""
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of all its words."""
+        return sum(job.tiling.cycles for job in self.jobs)
 
     def divided(self, room: int) -> Iterator[EmittedRun]:
         """The run in parts whose streams have at most so many words, or one job each.
@@ -145,33 +150,83 @@ def arranged(runs: Sequence[EmittedRun], machine: Machine, contents: Array) -> l
     for room in (machine.weight_words, *sizes[:: -(len(sizes) // MOST_ROOMS + 1)]):
         parts = [[*run.divided(room)] if counts[run.stream] == 1 else [run] for run in runs]
         flat = [each for part in parts for each in part]
-        bases = iter(places_of_streams([each.stream for each in flat], machine))
-        placed = [[replace(each, weights_at=next(bases)) for each in part] for part in parts]
-        _, loads = resident(
-            [(each.stream, each.weights_at) for part in placed for each in part], machine, contents
-        )
-        cost = sum(each.words for load in loads for each in load) + WORTH * len(flat)
+        times = [each.cycles * machine.host_bytes_per_cycle // machine.word_bytes for each in flat]
+        bases = places_of_streams([each.stream for each in flat], machine, times)
+        following = iter(bases)
+        placed = [[replace(each, weights_at=next(following)) for each in part] for part in parts]
+        streams = [(each.stream, base) for each, base in zip(flat, bases, strict=True)]
+        _, loads = resident(streams, machine, contents)
+        needed = [sum(each.words for each in load) for load in loads]
+        cost = (exposed_words(streams, needed, times) if machine.overlap else sum(needed)) + WORTH * len(flat)
         if best is None or cost < best[0]:
             best = cost, placed
     assert best is not None
     return [[each.with_weights_at(each.weights_at, machine) for each in part] for part in best[1]]
 
 
-def places_of_streams(streams: Sequence[Stream], machine: Machine) -> list[int]:
-    """The address of each segment's stream, for the fewest words that are loaded in an inference."""
+def places_of_streams(streams: Sequence[Stream], machine: Machine, times: Sequence[int] = ()) -> list[int]:
+    """The address of each segment's stream, for the fewest words that are loaded in an inference.
+
+    times: words that the bus carries during each segment; where it does (Machine.overlap), the others count, and
+    those streams that are exchanged lie at both ends of their room in turns.
+    """
     loads = Counter(stream for at, stream in enumerate(streams) if not at or streams[at - 1] != stream)
     order = sorted(loads, key=lambda stream: (-loads[stream], -stream[1]))
-    best: tuple[int, dict[Stream, int]] = 0, {}
-    for room in sorted({0, *(size for _, size in streams)}):
+    rooms = {0, *(size for _, size in streams)}
+    if machine.overlap:
+        both = sorted({one[1] + other[1] for one, other in pairwise(streams) if one != other})
+        rooms |= {min(each, machine.weight_words) for each in both[:: len(both) // MOST_ROOMS + 1]}
+    best: tuple[int, list[int]] | None = None
+    for room in sorted(rooms):
         places: dict[Stream, int] = {}
         end, must = room, [stream for stream in order if stream[1] > room]
         for stream in (*must, *(each for each in order if WORTH <= each[1] <= room)):
             if end + stream[1] <= machine.weight_words:
                 places[stream], end = end, end + stream[1]
-        saved = sum(loads[stream] * stream[1] for stream in places)
-        if saved > best[0] and all(stream in places for stream in must):
-            best = saved, places
-    return [best[1].get(stream, 0) for stream in streams]
+        if not all(stream in places for stream in must):
+            continue
+        if machine.overlap:
+            bases = _in_turns(streams, places, room)
+            changed = [
+                stream not in places and (not at or streams[at - 1] != stream) for at, stream in enumerate(streams)
+            ]
+            needed = [stream[1] * new for stream, new in zip(streams, changed, strict=True)]
+            cost = exposed_words([*zip(streams, bases, strict=True)], needed, times)
+        else:
+            bases = [places.get(stream, 0) for stream in streams]
+            cost = -sum(loads[stream] * stream[1] for stream in places)
+        if best is None or cost < best[0]:
+            best = cost, bases
+    return best[1] if best is not None else [0] * len(streams)
+
+
+def _in_turns(streams: Sequence[Stream], places: Mapping[Stream, int], room: int) -> list[int]:
+    """The addresses of streams; of two in succession without a place, one is at each end of the room."""
+    found, last, low = list[int](), None, False
+    for stream in streams:
+        if stream not in places and stream != last:
+            last, low = stream, not low
+        found.append(places.get(stream, 0 if low else room - stream[1]))
+    return found
+
+
+def exposed_words(streams: Sequence[tuple[Stream, int]], needed: Sequence[int], times: Sequence[int]) -> int:
+    """About how many of the needed words are loaded while nothing runs.
+
+    times: words that the bus carries during each segment.
+    """
+    free, exposed = [*times], 0
+    for at, ((_, size), base) in enumerate(streams):
+        left = apart = needed[at]
+        for before in range(at - 1, -1, -1):
+            (_, other), start = streams[before]
+            apart = min(apart, size - max(min(base + size, start + other) - max(base, start), 0))
+            moved = min(free[before], apart, left)
+            if not left or not apart:
+                break
+            free[before], left, apart = free[before] - moved, left - moved, apart - moved
+        exposed += left
+    return exposed
 
 
 def resident(

@@ -196,7 +196,10 @@ def _following(burst: Any) -> Value:
 
 
 class MemoryWrites(wiring.Component):
-    """Writes: a whole word takes one cycle, a partial one three; the response to a burst is its first error."""
+    """Writes: a whole word takes one cycle, a partial one three; the response to a burst is its first error.
+
+    With overlap, whole words are written to the map and weight memories during a run, too.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -211,7 +214,10 @@ class MemoryWrites(wiring.Component):
         values, value = incoming_queue(m, "w_queue", self.w)
         answers, found = outgoing_queue(m, "b_queue", self.b)
         done, response, error = Signal(), Signal(Response), Signal(Response)
-        allowed = beats.legal & ~self.busy
+        free = ~self.busy
+        if self.machine.overlap:
+            free |= value.strb.all() & (beats.address[-port.REGION_BITS :] != port.REGIONS.index("itcm"))
+        allowed = beats.legal & free
         writes = beats.mapped & allowed & value.strb.any()
         m.d.comb += [
             *(beats.request.eq(request), beats.requested.eq(requests.r_rdy), requests.r_en.eq(beats.take)),

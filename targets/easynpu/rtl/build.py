@@ -172,7 +172,8 @@ def _declare_types(found: ctypes.CDLL) -> ctypes.CDLL:
     handle, number, pointer = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p
     found.easynpu_new.restype = handle
     found.easynpu_delete.argtypes = [handle]
-    found.easynpu_write.argtypes = found.easynpu_read.argtypes = [handle, number, pointer, number]
+    for each in (found.easynpu_write, found.easynpu_read, found.easynpu_beside):
+        each.argtypes = [handle, number, pointer, number]
     found.easynpu_run.argtypes = [handle, ctypes.c_uint64, ctypes.c_int]
     found.easynpu_trace.argtypes = [handle, ctypes.c_char_p]
     found.easynpu_seen.argtypes = found.easynpu_chain_ends.argtypes = [handle, pointer]

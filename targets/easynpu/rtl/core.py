@@ -34,9 +34,10 @@ class Core(wiring.Component):
     """One EasyNPU.
 
     The host's port: a cycle with `write` or `read` has an address in words, with the region in its upper bits;
-    read data follow a cycle later. The memories respond only while the core is not busy. `interrupt_request`: a
-    run has ended or paused. observed: adds ports `seen...` with the results of every word, written or not, for a
-    test bench. boots: program and weights are in their memories from the start, from itcm.hex and weight.hex.
+    read data follow a cycle later. The memories respond only while the core is not busy; with overlap, those of
+    maps and weights also take writes while it is. `interrupt_request`: a run has ended or paused. observed: adds
+    ports `seen...` with the results of every word, written or not, for a test bench. boots: program and weights
+    are in their memories from the start, from itcm.hex and weight.hex.
     """
 
     def __init__(self, machine: Machine, *, observed: bool = False, boots: bool = False) -> None:
@@ -86,7 +87,7 @@ class Core(wiring.Component):
         machine, self.maps, self.queues = self.machine, [], []
         for name in isa.MEMORIES:
             words = machine.capacity_words(name)
-            m.submodules[name] = dtcm = SinglePort(words)
+            m.submodules[name] = dtcm = SinglePort(words, filled=machine.overlap)
             m.submodules[f"{name}_queue"] = queue = ResultQueue(machine, 2 * (8 + machine.pe_rows))
             self.maps.append(dtcm)
             self.queues.append(queue)
@@ -111,7 +112,12 @@ class Core(wiring.Component):
         """ITCM and weight DTCM."""
         controller, stream = self.controller, self.stream
         self.itcm, self.weight = (
-            SinglePort(self.machine.capacity_words(name), f"{name}.hex" if self.boots else None) for name in IMAGES
+            SinglePort(
+                self.machine.capacity_words(name),
+                f"{name}.hex" if self.boots else None,
+                filled=self.machine.overlap and name == "weight",
+            )
+            for name in IMAGES
         )
         m.submodules.itcm, m.submodules.weight = self.itcm, self.weight
         m.d.comb += [
@@ -279,12 +285,18 @@ class Core(wiring.Component):
         region_before, register = Signal(port.REGION_BITS), Signal(WORD)
         m.d.sync += region_before.eq(region)
         for number, memory in enumerate(memories):
-            with m.If(idle & (region == number) & (self.read | self.write)):
+            with m.If(idle & (region == number) & (self.read if memory.filled else self.read | self.write)):
+                m.d.comb += [memory.address.eq(index), memory.read.eq(self.read)]
+                if not memory.filled:
+                    m.d.comb += [
+                        memory.write.eq(self.write.replicate(LANES)),
+                        memory.write_data.eq(self.write_data),
+                    ]
+            if memory.filled:
                 m.d.comb += [
-                    memory.address.eq(index),
-                    memory.read.eq(self.read),
-                    memory.write.eq(self.write.replicate(LANES)),
-                    memory.write_data.eq(self.write_data),
+                    memory.fill.eq(self.write & (region == number)),
+                    memory.fill_address.eq(index),
+                    memory.fill_data.eq(self.write_data),
                 ]
             with m.If(region_before == number):
                 m.d.comb += self.read_data.eq(memory.read_data)

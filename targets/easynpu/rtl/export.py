@@ -175,6 +175,10 @@ class Recorder(Simulator):
         if segment.count:
             control = np.frombuffer(segment.count.to_bytes(WORD_BYTES, "little"), np.int8)[None]
             self._note("write", "registers", [port.CONTROL], control)
+            for image in segment.images_ahead:
+                self._place(image.memory, image.address, image.data(self.files, self.machine))
+            for move in segment.loads_ahead:
+                self._note_map("write", move.map, pack_feature(move.whole(tensors)[move.window])[0])
             self.lines.append(f"run {CYCLES_MOST}")
         super().run(segment, state, tensors, observe)
         for move in segment.stores:

@@ -1,6 +1,8 @@
 // A core behind C functions: words in and out through its port, clock cycles until it interrupts.
 // Compiled with what Verilator makes of an observed core, into a library that simulation.py loads.
+#include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <type_traits>
 #include <vector>
 
@@ -43,12 +45,25 @@ struct Waves {
 };
 #endif
 
+struct Beside {
+  uint32_t address, parts[Board::kParts];
+};
+
 struct Machine : Board {
   Waves waves;
   std::vector<Seen> seen;
   std::vector<uint32_t> chain_ends;
   uint32_t end = 0;
   int waiting = 0;
+  std::deque<Beside> beside;  // words to write while the core runs
+
+  void put_beside() {
+    top.write = !beside.empty();
+    if (!top.write) return;
+    top.address = beside.front().address;
+    for (uint32_t part = 0; part < kParts; ++part) top.write_data[part] = beside.front().parts[part];
+    beside.pop_front();
+  }
 };
 
 template <typename T>
@@ -112,6 +127,7 @@ int easynpu_run(void* handle, uint64_t most, int watched) {
   Machine& machine = *static_cast<Machine*>(handle);
   bool done = false;
   for (uint64_t cycle = 0, last = most; cycle < last; ++cycle) {
+    machine.put_beside();
     machine.tick();
     machine.waves.sample();
     if (watched) watch(machine);
@@ -121,7 +137,22 @@ int easynpu_run(void* handle, uint64_t most, int watched) {
       last = cycle + kBehind + 1;
     }
   }
+  while (!machine.beside.empty()) {
+    machine.put_beside();
+    machine.tick();
+  }
+  machine.top.write = 0;
   return done;
+}
+
+// Words to write while the next run is clocked, one in each cycle, and behind its end if it is shorter.
+void easynpu_beside(void* handle, uint32_t address, const uint32_t* words, uint32_t count) {
+  Machine& machine = *static_cast<Machine*>(handle);
+  for (uint32_t at = 0; at < count; ++at) {
+    Beside found{address + at, {}};
+    std::copy_n(words + Board::kParts * at, Board::kParts, found.parts);
+    machine.beside.push_back(found);
+  }
 }
 
 // Writes the waveforms of all further runs to a file, or completes it with a null pointer.

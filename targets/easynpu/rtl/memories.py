@@ -17,19 +17,23 @@ from npuc.targets.easynpu.rtl.words import address_bits, index_bits
 class SinglePort(wiring.Component):
     """A memory of 16-lane words. One access a cycle: a write of enabled lanes, or a read (data a cycle later).
 
-    contents: the file of its words at the start, in hexadecimal; without, they are 0.
+    contents: the file of its words at the start, in hexadecimal; without, they are 0. filled: the host writes
+    words through a port of its own, `fill`, in any cycle.
     """
 
-    def __init__(self, words: int, contents: str | None = None) -> None:
-        self.words = words
+    def __init__(self, words: int, contents: str | None = None, *, filled: bool = False) -> None:
+        self.words, self.filled = words, filled
         self.attributes = {CONTENTS: contents} if contents else {}
+        address = index_bits(words)
+        fill = {"fill": In(1), "fill_address": In(address), "fill_data": In(WORD)} if filled else {}
         super().__init__(
             {
-                "address": In(index_bits(words)),
+                "address": In(address),
                 "read": In(1),
                 "write": In(LANES),
                 "write_data": In(WORD),
                 "read_data": Out(WORD),
+                **fill,
             }
         )
 
@@ -46,6 +50,9 @@ class SinglePort(wiring.Component):
             read.en.eq(self.read),
             self.read_data.eq(read.data),
         ]
+        if self.filled:
+            fill = words.write_port()
+            m.d.comb += [fill.addr.eq(self.fill_address), fill.en.eq(self.fill), fill.data.eq(self.fill_data)]
         return m
 
 

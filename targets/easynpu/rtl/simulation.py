@@ -23,6 +23,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Contents, Segment
 from npuc.targets.easynpu.simulate.running import Runner
 from npuc.targets.easynpu.simulate.simulator import WordObserver, keep, load_images
+from npuc.targets.easynpu.simulate.walk import chains_of, expect_apart
 
 SEEN = np.dtype(
     [
@@ -57,6 +58,11 @@ class Board:
         """Writes words (n, 16) int8 to a memory, or to registers, from an index on."""
         data = np.ascontiguousarray(words, np.int8)
         self.library.easynpu_write(self.handle, self._address(region, index), data.ctypes.data, len(data))
+
+    def write_beside(self, region: str, index: int, words: Array) -> None:
+        """The same for a memory, while the next run is clocked: a word in each cycle."""
+        data = np.ascontiguousarray(words, np.int8)
+        self.library.easynpu_beside(self.handle, self._address(region, index), data.ctypes.data, len(data))
 
     def read(self, region: str, index: int, count: int) -> Array:
         """Reads words (count, 16) int8 of a memory, or of the registers, from an index on."""
@@ -120,13 +126,14 @@ class State:
         first, last = where.span
         return self.board.read(region, first, last - first + 1)[where.grid - first]
 
-    def write(self, where: Map, words: Array) -> None:
-        """Fills a map with words (height, width, groups, 16)."""
+    def write(self, where: Map, words: Array, *, beside: bool = False) -> None:
+        """Fills a map with words (height, width, groups, 16). beside: while the next run is clocked."""
         at = where.grid.ravel()
         order = np.argsort(at)
         runs = np.split(order, np.flatnonzero(np.diff(at[order]) != 1) + 1)
         for run in runs:
-            self.board.write(where.place.memory, int(at[run[0]]), words.reshape(-1, LANES)[run])
+            put = self.board.write_beside if beside else self.board.write
+            put(where.place.memory, int(at[run[0]]), words.reshape(-1, LANES)[run])
 
 
 class Simulation:
@@ -175,8 +182,13 @@ class Simulation:
         first = load_images(segment, self.files, self.machine, state)
         words = state.itcm[: segment.count]
         state.board.write("itcm", 0, np.frombuffer(isa.words_to_bytes(words), np.int8).reshape(-1, LANES))
-        for move in segment.loads:
-            state.write(move.map, pack_feature(move.whole(tensors)[move.window])[0])
+        expect_apart(segment, chains_of(words, first, self.machine), self.machine)
+        for image in segment.images_ahead:
+            data = np.frombuffer(image.data(self.files, self.machine), np.int8)
+            state.board.write_beside("weight", image.address, data.reshape(-1, LANES))
+        for beside, moves in ((False, segment.loads), (True, segment.loads_ahead)):
+            for move in moves:
+                state.write(move.map, pack_feature(move.whole(tensors)[move.window])[0], beside=beside)
         self._execute(state, list(self._check_chains(words, first)), len(words), observe)
         for move in segment.stores:
             keep(move, state.read(move.map)[None], tensors)

@@ -77,12 +77,14 @@ def plan_steps(steps: Sequence[Step], simulator: Simulator, init: Segment | None
     if init is not None:
         simulator.decoded(init, decoder)
     runs: list[HostStep | list[int]] = []
+    ahead: tuple[TensorMove, ...] = ()
     for step in steps:
         if isinstance(step, HostStep):
             runs.append(step)
             memories.host_runs()
             continue
-        number = memories.add(step, simulator.decoded(step, decoder))
+        given = replace(step, loads=(*ahead, *step.loads))  # nothing meets them before, so they may wait
+        number, ahead = memories.add(given, simulator.decoded(step, decoder)), step.loads_ahead
         if runs and isinstance(runs[-1], list):
             runs[-1].append(number)
         else:

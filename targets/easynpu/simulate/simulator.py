@@ -32,8 +32,9 @@ from npuc.targets.easynpu.machine.memory import (
     unpack_feature,
 )
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.program.artefact import Segment, TensorMove
+from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
+from npuc.targets.easynpu.simulate.walk import chains_of, expect_apart
 
 
 class LoadableMachine(Protocol):
@@ -53,14 +54,19 @@ def load_images(segment: Segment, files: Mapping[str, bytes], machine: Machine, 
     """
     first = 0
     for image in segment.images:
-        data = image.data(files, machine)
         if image.memory == "itcm":
-            first, state.itcm = image.start, isa.bytes_to_words(data)
+            first, state.itcm = image.start, isa.bytes_to_words(image.data(files, machine))
         else:
-            state.load_weights(image.address, np.frombuffer(data, np.int8).reshape(-1, LANES))
+            load_weights(image, files, machine, state)
     if not 0 <= segment.count <= len(state.itcm):
         raise word_error(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
     return first
+
+
+def load_weights(image: ImageLoad, files: Mapping[str, bytes], machine: Machine, state: LoadableMachine) -> None:
+    """Fills words of the weight DTCM."""
+    words = np.frombuffer(image.data(files, machine), np.int8).reshape(-1, LANES)
+    state.load_weights(image.address, words)
 
 
 def keep(move: TensorMove, words: Array, tensors: dict[str, Array]) -> None:
@@ -204,7 +210,9 @@ class Simulator:
         """Loads, runs and stores a segment; tensors (samples, 1, C, H, W) int8 by name are read and added."""
         observers = None if observe is None else [observe]
         words = self.decoded(segment, state)
-        self.run_tiles([segment.loads], words, [segment.stores], state, tensors, observers)
+        self.run_tiles(
+            [(*segment.loads, *segment.loads_ahead)], words, [segment.stores], state, tensors, observers
+        )
 
     def run_tiles(
         self,
@@ -231,11 +239,12 @@ class Simulator:
             _store(moves, to_lanes(_read(state, maps, LANES * maps[0].groups)), tensors)
 
     def decoded(self, segment: Segment, state: MachineState) -> list[Word]:
-        """The words that a segment runs, after its images are in the memories.
+        """The words that a segment runs, after its images are in the memories, and then those of later segments.
 
-        Raises ArtefactError (E503) for words that no machine executes.
+        Raises ArtefactError (E503) for words that no machine executes, E502 for loads beside them that they meet.
         """
         first = load_images(segment, self.files, self.machine, state)
+        expect_apart(segment, chains_of(state.itcm[: segment.count], first, self.machine), self.machine)
         state.low, state.weights_at = True, 0
         found: list[Word] = []
         for chain in chains(state.itcm[: segment.count], first):
@@ -248,6 +257,8 @@ class Simulator:
                 found.append(self._word(state, stage, before, ends=stage is chain[-1]))
             if not chain[-1].leaves and "dst" not in chain[-1].operands:
                 state.low = not state.low
+        for image in segment.images_ahead:
+            load_weights(image, self.files, self.machine, state)
         return found
 
     def _word(self, state: MachineState, stage: ChainStage, before: ChainStage | None, *, ends: bool) -> Word:

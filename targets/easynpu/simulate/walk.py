@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from npuc.frozen import frozen
 from npuc.program import Program
+from npuc.storage.records import damage_error
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.chains import ChainStage, chains
 from npuc.targets.easynpu.machine.isa import Instruction, Layer
@@ -130,4 +131,31 @@ def segments_of(program: Program) -> Iterator[tuple[Segment, list[Chain]]]:
         for image in segment.images:
             if image.memory == "itcm":
                 first, words = image.start, isa.bytes_to_words(image.data(program.files, contents.machine))
-        yield segment, list(chains_of(words[: segment.count], first, contents.machine))
+        chains = list(chains_of(words[: segment.count], first, contents.machine))
+        expect_apart(segment, chains, contents.machine)
+        yield segment, chains
+
+
+def expect_apart(segment: Segment, chains: Iterable[Chain], machine: Machine) -> None:
+    """Raises ArtefactError (E502) where a load beside a run meets words that this reads or writes, or a store."""
+    if not segment.words_ahead:
+        return
+    busy = {name: np.zeros((1, machine.capacity_words(name)), np.bool_) for name in ("fmap", "skip", "weight")}
+    maps, at = [move.map for move in segment.stores], 0
+    for chain in chains:
+        maps += chain.read
+        for stage in chain.stages:
+            maps += chain.written(stage)
+            if stage.control is not None and stage.control.set_weights:
+                at = stage.control.weights
+            busy["weight"][0, at : at + stage.streamed_words] = True
+            at += stage.streamed_words
+    for each in maps:
+        each.words(busy[each.place.memory])[...] = True
+    for image in segment.images_ahead:
+        if busy["weight"][0, image.address : image.address + image.words].any():
+            raise damage_error(f"{image} meets weights that are read meanwhile")
+    for move in segment.loads_ahead:
+        stored = (each.window[1:] for each in segment.stores if each.tensor == move.tensor)
+        if move.map.words(busy[move.place.memory]).any() or move.rows_in(stored).any():
+            raise damage_error(f"{move} meets what is read, written or stored meanwhile")

@@ -161,16 +161,49 @@ static int load_images(const struct npuc_image *images, uint32_t count)
     return failed;
 }
 
+static int load_maps(const struct npuc_move *loads, uint32_t count, const struct npuc_inference *all)
+{
+    uint32_t i;
+    int failed = 0;
+
+    for (i = 0; !failed && i < count; i++) {
+        failed = load(&loads[i], npuc_from(all, loads[i].tensor));
+    }
+    return failed;
+}
+
+static int execute(const struct npuc_segment *segment, const struct npuc_inference *all)
+{
+#ifdef NPUC_OVERLAP
+    int failed = npuc_start(segment->instructions);
+#else
+    int failed = npuc_execute(segment->instructions);
+#endif
+
+    if (!failed) {
+        failed = load_images(segment->ahead_images, segment->ahead_image_count);
+    }
+    if (!failed) {
+        failed = load_maps(segment->ahead_loads, segment->ahead_load_count, all);
+    }
+#ifdef NPUC_OVERLAP
+    if (!failed) {
+        failed = npuc_wait();
+    }
+#endif
+    return failed;
+}
+
 static int run_segment(const struct npuc_segment *segment, const struct npuc_inference *all)
 {
     uint32_t i;
     int failed = load_images(segment->images, segment->image_count);
 
-    for (i = 0; !failed && i < segment->load_count; i++) {
-        failed = load(&segment->loads[i], npuc_from(all, segment->loads[i].tensor));
+    if (!failed) {
+        failed = load_maps(segment->loads, segment->load_count, all);
     }
     if (!failed) {
-        failed = npuc_execute(segment->instructions);
+        failed = execute(segment, all);
     }
     for (i = 0; !failed && i < segment->store_count; i++) {
         failed = store(&segment->stores[i], npuc_to(all, segment->stores[i].tensor));

@@ -30,6 +30,14 @@ int npuc_read(enum npuc_memory memory, uint32_t address, struct npuc_word *words
 int npuc_execute(uint32_t count);
 
 /*
+ * With NPUC_OVERLAP defined, in place of npuc_execute: npuc_start returns at once, and npuc_wait when the last
+ * instruction has ended. Between them the driver loads later segments' weights and maps where the program allows it
+ * (a machine with overlap); without it, it does so behind npuc_execute.
+ */
+int npuc_start(uint32_t count);
+int npuc_wait(void);
+
+/*
  * A register of the machine, as you connect it: 0 means done. Register n is word n of the port's region 4, or the
  * 32 bits at byte 4 n of the AXI4-Lite bus. 4 is the version of the instruction set, 5 the words beyond the document's
  * (a bit each), 6 to 10 rows of PEs and entries of the pads (ifmap, psum, weight, bias and scale), 11 to 14 the words of
@@ -82,7 +90,7 @@ struct npuc_move {
     struct npuc_extent size;  /* of the window */
 };
 
-/* Load, run, store. */
+/* Load, run, store; ahead: what later segments need, loaded while this one runs. */
 struct npuc_segment {
     const struct npuc_image *images;
     uint32_t image_count;
@@ -91,6 +99,10 @@ struct npuc_segment {
     uint32_t instructions;
     const struct npuc_move *stores;
     uint32_t store_count;
+    const struct npuc_image *ahead_images;
+    uint32_t ahead_image_count;
+    const struct npuc_move *ahead_loads;
+    uint32_t ahead_load_count;
 };
 
 enum npuc_type { NPUC_INT8, NPUC_INT64, NPUC_FLOAT32, NPUC_UINT8 };

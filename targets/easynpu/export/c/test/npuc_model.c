@@ -90,7 +90,7 @@ int npuc_read(enum npuc_memory memory, uint32_t address, struct npuc_word *words
 /* The version of the instruction set; src, dst, opb, sto, ctl, halt, dwconv_relu and prelu; the sizes. */
 static const uint32_t registers[] = {
     1,
-    0xFF,
+    0x1FF,
     NPUC_PE_ROWS,
     NPUC_IFMAP_PAD_ENTRIES,
     NPUC_PSUM_ENTRIES,
@@ -381,4 +381,18 @@ int npuc_execute(uint32_t count)
         }
     }
     return fault != NULL;
+}
+
+/* The words run when the host waits for them: what it loads meanwhile is there before. */
+static uint32_t started;
+
+int npuc_start(uint32_t count)
+{
+    started = count;
+    return fault != NULL;
+}
+
+int npuc_wait(void)
+{
+    return npuc_execute(started);
 }
