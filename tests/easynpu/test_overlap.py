@@ -27,7 +27,7 @@ from npuc.targets.easynpu.plan.placement import PlacedJob, Placement
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.overlap import with_loads_ahead
-from npuc.targets.easynpu.program.residence import EmittedRun, exposed_words, places_of_streams
+from npuc.targets.easynpu.program.residence import EmittedRun, exposed_words, places_in_turns
 from npuc.targets.easynpu.simulate.walk import segments_of
 from npuc.verification.metrics import Tolerance
 from tests.compiled import verified
@@ -90,7 +90,7 @@ def test_weights_beyond_the_stream_that_runs_move_ahead_as_far_as_the_bus_has_ti
 def test_streams_that_are_exchanged_lie_at_both_ends() -> None:
     """60 and 40 words fill the room of 100; of 60 and 55 words 15 wait; what is loaded first waits for nothing."""
     streams = [(0, 60), (60, 40), (100, 60), (160, 40)]
-    assert places_of_streams(streams, MACHINE, [500] * 4) == [0, 60, 0, 60]
+    assert places_in_turns(streams, MACHINE, [500] * 4) == [0, 60, 0, 60]
     assert exposed_words([((0, 60), 0), ((60, 55), 45)], [60, 55], [500, 500]) == 60 + 15
     assert exposed_words([((0, 60), 0), ((60, 40), 60)], [60, 40], [25, 500]) == 60 + 15
     assert exposed_words([((0, 10), 0), ((10, 10), 10), ((20, 40), 60)], [10, 10, 40], [30, 5, 9]) == 10 + (
@@ -204,5 +204,5 @@ def test_a_core_says_whether_it_overlaps_and_a_program_asks_for_it_where_it_load
     at = REGISTERS.index("words")
     plain, overlapping = (identity(replace(Machine(), overlap=each))[at] for each in (False, True))
     assert (plain, overlapping) == (0xFF, 0x1FF)
-    needed = [next(each for each in requirements(MACHINE, [], overlaps=o) if each.register == at) for o in (0, 1)]
-    assert [each.value for each in needed] == [0, 0x100]
+    found = [requirements(MACHINE, [], overlaps=each) for each in (False, True)]
+    assert [each.value for row in found for each in row if each.register == at] == [0, 0x100]

@@ -153,7 +153,7 @@ class Segment:
 
     def overlapped_cycles(self, cycles: int, machine: Machine) -> int:
         """Cycles in which both array and bus are busy. cycles: those that the words take."""
-        return min(cycles, -(-self.words_ahead * machine.word_bytes // machine.host_bytes_per_cycle))
+        return min(cycles, self.words_ahead * machine.word_bytes // machine.host_bytes_per_cycle)
 
     @property
     def transfers(self) -> Iterator[ImageLoad | TensorMove]:

@@ -151,7 +151,8 @@ def arranged(runs: Sequence[EmittedRun], machine: Machine, contents: Array) -> l
         parts = [[*run.divided(room)] if counts[run.stream] == 1 else [run] for run in runs]
         flat = [each for part in parts for each in part]
         times = [each.cycles * machine.host_bytes_per_cycle // machine.word_bytes for each in flat]
-        bases = places_of_streams([each.stream for each in flat], machine, times)
+        order = [each.stream for each in flat]
+        bases = places_in_turns(order, machine, times) if machine.overlap else places_of_streams(order, machine)
         following = iter(bases)
         placed = [[replace(each, weights_at=next(following)) for each in part] for part in parts]
         streams = [(each.stream, base) for each, base in zip(flat, bases, strict=True)]
@@ -164,37 +165,44 @@ def arranged(runs: Sequence[EmittedRun], machine: Machine, contents: Array) -> l
     return [[each.with_weights_at(each.weights_at, machine) for each in part] for part in best[1]]
 
 
-def places_of_streams(streams: Sequence[Stream], machine: Machine, times: Sequence[int] = ()) -> list[int]:
-    """The address of each segment's stream, for the fewest words that are loaded in an inference.
-
-    times: words that the bus carries during each segment; where it does (Machine.overlap), the others count, and
-    those streams that are exchanged lie at both ends of their room in turns.
-    """
+def places_of_streams(streams: Sequence[Stream], machine: Machine) -> list[int]:
+    """The address of each segment's stream, for the fewest words that are loaded in an inference."""
     loads = Counter(stream for at, stream in enumerate(streams) if not at or streams[at - 1] != stream)
     order = sorted(loads, key=lambda stream: (-loads[stream], -stream[1]))
-    rooms = {0, *(size for _, size in streams)}
-    if machine.overlap:
-        both = sorted({one[1] + other[1] for one, other in pairwise(streams) if one != other})
-        rooms |= {min(each, machine.weight_words) for each in both[:: len(both) // MOST_ROOMS + 1]}
-    best: tuple[int, list[int]] | None = None
-    for room in sorted(rooms):
+    best: tuple[int, dict[Stream, int]] = 0, {}
+    for room in sorted({0, *(size for _, size in streams)}):
         places: dict[Stream, int] = {}
         end, must = room, [stream for stream in order if stream[1] > room]
         for stream in (*must, *(each for each in order if WORTH <= each[1] <= room)):
             if end + stream[1] <= machine.weight_words:
                 places[stream], end = end, end + stream[1]
-        if not all(stream in places for stream in must):
+        saved = sum(loads[stream] * stream[1] for stream in places)
+        if saved > best[0] and all(stream in places for stream in must):
+            best = saved, places
+    return [best[1].get(stream, 0) for stream in streams]
+
+
+def places_in_turns(streams: Sequence[Stream], machine: Machine, times: Sequence[int]) -> list[int]:
+    """The same for the fewest words that are loaded while nothing runs (Machine.overlap).
+
+    times: words that the bus carries during each segment. Streams that do not stay lie at both ends of their room.
+    """
+    new = [not at or streams[at - 1] != stream for at, stream in enumerate(streams)]
+    loads = Counter(stream for stream, first in zip(streams, new, strict=True) if first)
+    order = sorted(loads, key=lambda stream: (-loads[stream], -stream[1]))
+    both = sorted({min(one[1] + other[1], machine.weight_words) for one, other in pairwise(streams)})
+    best: tuple[int, list[int]] | None = None
+    for room in sorted({0, *(size for _, size in streams), *both[:: len(both) // MOST_ROOMS + 1]}):
+        places: dict[Stream, int] = {}
+        end = room
+        for stream in (*(each for each in order if each[1] > room), *(each for each in order if each[1] <= room)):
+            if WORTH <= stream[1] <= machine.weight_words - end:
+                places[stream], end = end, end + stream[1]
+        if any(stream[1] > room and stream not in places for stream in order):
             continue
-        if machine.overlap:
-            bases = _in_turns(streams, places, room)
-            changed = [
-                stream not in places and (not at or streams[at - 1] != stream) for at, stream in enumerate(streams)
-            ]
-            needed = [stream[1] * new for stream, new in zip(streams, changed, strict=True)]
-            cost = exposed_words([*zip(streams, bases, strict=True)], needed, times)
-        else:
-            bases = [places.get(stream, 0) for stream in streams]
-            cost = -sum(loads[stream] * stream[1] for stream in places)
+        bases = _in_turns(streams, places, room)
+        needed = [stream[1] * (first and stream not in places) for stream, first in zip(streams, new, strict=True)]
+        cost = exposed_words([*zip(streams, bases, strict=True)], needed, times)
         if best is None or cost < best[0]:
             best = cost, bases
     return best[1] if best is not None else [0] * len(streams)
