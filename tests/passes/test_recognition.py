@@ -113,10 +113,11 @@ def test_mish_is_recognised(softplus: tuple[Node, ...]) -> None:
     "last", [node("Div", "one p", "y"), node("Reciprocal", "p", "y")], ids=lambda each: each.op
 )
 def test_sigmoid_spelled_with_exp_is_recognised(last: Node) -> None:
-    assert (
-        _only(_graph(node("Neg", "x", "n"), node("Exp", "n", "e"), node("Add", "e one", "p"), last)).op
-        == "Sigmoid"
-    )
+    spelled = (node("Exp", "n", "e"), node("Add", "e one", "p"), last)
+    assert _only(_graph(node("Neg", "x", "n"), *spelled)).op == "Sigmoid"
+    grown = node("Mul", "x k", "a"), node("Neg", "a", "n")
+    graph = network((2, 3), "y", *grown, *spelled, k=np.full((1, 1, 1), 2.0, np.float32), one=1)
+    becomes(recognise_activations, graph, ["Mul", "Sigmoid"])
 
 
 @pytest.mark.parametrize(("nodes", "alpha"), [

@@ -322,8 +322,9 @@ def test_two_stages_give_the_same_average(graph: Graph) -> None:
     (pool("AveragePool", (1, 2, 150, 3), kernel_shape=(150, 1)), 2),
     (pool("AveragePool", (1, 2, 280, 5), kernel_shape=(140, 5), strides=(140, 1)), 2),
     (pool("GlobalAveragePool", (1, 2, 12, 96)), 2),
+    (pool("AveragePool", (1, 2, 40, 3), kernel_shape=(20, 1), strides=(20, 1)), 2),
     (pool("AveragePool", (1, 2, 134, 131), kernel_shape=(66, 2), strides=(66, 1)), 2),
-], ids=["both axes", "one axis", "two windows", "blocks", "blocks of one axis"])  # fmt: skip
+], ids=["both axes", "one axis", "two windows", "blocks", "wide stride", "blocks of one axis"])  # fmt: skip
 def test_longer_axes_take_as_many_stages_as_are_allowed(graph: Graph, stages: int) -> None:
     after = SplitAveragePool(None)(graph)
     assert [node.op for node in after.nodes] == ["AveragePool"] * stages
@@ -373,6 +374,7 @@ def assert_equal_to(expected: np.ndarray, graph: Graph) -> None:
         ((20, 20), {"kernel_shape": (13, 5), "strides": (3, 2), "pads": (6, 0, 1, 4), "ceil_mode": 1}, 2),
         ((30, 30), {"kernel_shape": (3, 3), "dilations": (4, 5), "strides": (1, 2)}, 2),
         ((100, 3), {"kernel_shape": (100, 3)}, 3),
+        ((140, 1), {"kernel_shape": (67, 1)}, 2),
         ((200, 2), {"kernel_shape": (70, 1), "strides": (35, 1)}, 2),
         ((90, 80), {"kernel_shape": (66, 66), "pads": (1, 0, 2, 3)}, 4),
         ((64, 64), {"kernel_shape": (32, 32), "strides": (32, 32)}, 4),
@@ -435,7 +437,7 @@ def test_a_division_has_the_windows_of_the_whole(
         return
     x = [{at} if 0 <= at < extent else set[int]() for at in range(-begin, extent + end)]
     y = x if len(x) == kernel or stride else x[:kernel]
-    assert all(step.fits for step in steps)
+    assert all(step.fits(split_max_pool.limits) for step in steps)
     for number, step in enumerate(steps):
         assert number == 0 or step.begin == step.end == 0
         assert max(step.begin, step.end) < step.kernel
