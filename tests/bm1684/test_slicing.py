@@ -121,6 +121,22 @@ def test_what_no_slice_makes_fit_stays_whole() -> None:
     assert slicing.fit(graph, Machine(local_bytes=1024)) is graph
 
 
+def test_layers_with_heavy_weights_are_in_as_few_slices_as_fit() -> None:
+    """Together they would take four, each of which loads all 294,912 weights."""
+    layers = [node("Conv", inputs, y, pads=(1, 1, 1, 1)) for inputs, y in (("x w", "a"), ("a v", "y"))]
+    graph = network((1, 64, 16, 16), "y", *layers, w=(256, 64, 3, 3), v=(64, 256, 3, 3))
+    found = slicing.fit(graph, Machine(local_bytes=4096))
+    assert operators(found) == [*(("Slice", "Conv") * 3), "Concat"] * 2
+
+
+@pytest.mark.parametrize(("c", "sliced"), [
+    ((20,), True), ((1, 20), True), ((8, 1, 1), True), ((24, 20), False), ((1, 8, 24, 1), False),
+])  # fmt: skip
+def test_a_constant_of_a_slice_is_the_same_for_all_rows(c: tuple[int, ...], sliced: bool) -> None:
+    graph = network((1, 8, 24, 20), "y", node("Add", "x c", "y"), c=c)
+    assert ("Slice" in operators(slicing.fit(graph, Machine(local_bytes=4096)))) == sliced
+
+
 TRANSPOSED = {
     "doubling": {"kernel_shape": [2, 2], "strides": [2, 2]},
     "overlapping": {"kernel_shape": [4, 4], "strides": [2, 2], "pads": [1, 1, 1, 1]},
