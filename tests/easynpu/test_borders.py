@@ -13,6 +13,8 @@ from npuc.ops import build
 from npuc.ops.attributes import PADDING, PADS
 from npuc.ops.interpreter import run
 from npuc.targets.easynpu.layers.rewrites import pads_cheaply, with_borders
+from npuc.targets.easynpu.layers.views import views_of
+from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from tests.passes.networks import network, node
 
 RANDOM = np.random.default_rng(3)
@@ -58,6 +60,21 @@ def test_readers_with_the_same_padding_share_a_copy() -> None:
     graph = with_borders(padded((16, 16, 3, 3), {"pads": (1, 1, 1, 1)}, readers=2))
     assert [each.op for each in graph.nodes] == ["IntPixel", "IntConv", "IntConv", "IntConv"]
     assert len({each.inputs[0] for each in graph.nodes[2:]}) == 1
+
+
+@pytest.mark.parametrize(("rows", "columns", "inside"), [
+    ((0, 9), (0, 8), True), ((1, 8), (1, 7), True), ((2, 9), (0, 8), False), ((0, 7), (0, 8), False),
+    ((0, 9), (2, 8), False), ((0, 9), (0, 6), False),
+])  # fmt: skip
+def test_a_map_lies_in_its_copy_where_that_holds_all_of_it(
+    rows: tuple[int, int], columns: tuple[int, int], inside: bool
+) -> None:
+    """Rows 1..7 and columns 1..6 of the copy are the map."""
+    graph = with_borders(padded((16, 16, 3, 3), {"pads": (1, 1, 1, 1)}))
+    copy = graph.nodes[1].output
+    windows = {name: whole(graph, name) for name in graph.tensors if name not in graph.constants}
+    views = views_of(graph, graph.nodes, windows | {copy: MapWindow((0, 16), rows, columns)})
+    assert (views.tensors["x"].buffer == copy) is inside
 
 
 @pytest.mark.parametrize("name", ["x/padded1_1_1_1_-128", "x/padded1_1_1_1_-128/w", "padding/-128"])

@@ -226,3 +226,15 @@ def test_taps_that_meet_only_padding_take_no_word(rows: int, taps: set[int]) -> 
 def test_channels_become_columns_as_far_as_fields_and_pads_allow(fields: dict[str, int], m: int) -> None:
     word = Layer(opcode=BY_MNEMONIC["conv"].opcode, **{"Ci": 512, "Wi": 9, "Wo": 9, "Hi": 9, "Ho": 9} | fields)
     assert columns_of_channels(word, Machine()) == m
+
+
+@pytest.mark.parametrize(("fields", "columns"), [
+    ({"Wk": 3, "Dw": 15}, [3]), ({"Wk": 3, "Dw": 16}, [1, 1, 1]),  # 4 bits of dilation less one
+    ({"Wk": 64}, [64]), ({"Wk": 65}, [33, 32]),  # 6 bits of columns less one
+])  # fmt: skip
+def test_a_word_has_as_many_columns_of_a_kernel_as_its_fields_state(
+    fields: dict[str, int], columns: list[int]
+) -> None:
+    word = Layer(opcode=BY_MNEMONIC["conv"].opcode, **{"Ci": 16, "Wi": 70, "Hi": 1, "Ho": 1, "Wo": 1} | fields)
+    parts = split_kernel(word, Machine(ifmap_pad_entries=128), dense=True)
+    assert [part.word.Wk for part in parts] == columns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from npuc.errors import ModelError
@@ -11,6 +12,7 @@ from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
 from npuc.targets.easynpu.layers import support
 from npuc.targets.easynpu.layers.nodes import OPERATORS, WORD_OP, interleaved, runs_on_array
+from npuc.targets.easynpu.layers.windows import needed, ranges_for
 from npuc.targets.easynpu.machine.parameters import Machine
 from tests.passes.networks import network, node
 
@@ -86,3 +88,12 @@ def test_only_a_concat_of_phases_is_interleaved(before: Node, move: Node, phases
     graph = build("g", [before, move], shapes, ["y"], {}, OPERATORS)
     found = interleaved(graph, move)
     assert len(found.inputs if found else ()) == phases
+    if found:  # rows 1..2 of the result are in blocks 0 and 1
+        rows = ranges_for(graph, [before, move], {"y": (np.array(1), np.array(3))}, 1)
+        assert [rows[name] for name in ("y", "x")] == [(0, 4), (0, 2)]
+
+
+def test_a_row_that_a_sum_repeats_is_needed_for_all_of_its_rows() -> None:
+    graph = network((1, 4, 5, 5), "y", node("ReduceMax", "x", "r", axes=(2,), keepdims=1), node("Add", "x r", "y"))
+    for name, rows in (("x", (3, 5)), ("r", (0, 1))):
+        assert needed(graph, graph.nodes[1], name, 1, np.array(3), np.array(5)) == rows
