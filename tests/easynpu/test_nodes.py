@@ -14,6 +14,7 @@ from npuc.targets.easynpu.layers import support
 from npuc.targets.easynpu.layers.nodes import OPERATORS, WORD_OP, interleaved, runs_on_array
 from npuc.targets.easynpu.layers.windows import needed, ranges_for
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.network.quantising import integer
 from tests.passes.networks import network, node
 
 
@@ -70,6 +71,7 @@ LAYERS = [
 def test_the_array_takes_one_image(layer: Node, batch: int) -> None:
     graph = network((batch, 4, 6, 6), "y", layer, w=(4, 4, 1, 1), s=0.5)
     assert (support.refusal(graph, layer, Machine()) is None) is (batch == 1)
+    assert (layer in integer(graph, Machine())) is (batch == 1)
 
 
 JOINED = node("Concat", "x x x x", "m", axis=1)
