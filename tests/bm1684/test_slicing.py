@@ -17,6 +17,7 @@ from npuc.targets.bm1684.lowering import slicing
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.simulate.running import Runner
 from npuc.targets.bm1684.target import BM1684
+from tests import onnx_models
 from tests.bm1684.kernels import need_compiler
 from tests.compiled import compilation, optimised
 from tests.passes.networks import feeds, network, node, operators
@@ -150,24 +151,6 @@ RESIZED = {
 }
 
 
-def _decoder(node: onnx.NodeProto, constants: list[onnx.TensorProto], images: int) -> onnx.ModelProto:
-    """A Relu, the node, and a convolution behind it."""
-    w = np.random.default_rng(3).standard_normal((8, 8, 3, 3)).astype(np.float32) / 8
-    nodes = [
-        onnx.helper.make_node("Relu", ["x"], ["r"], "relu"),
-        node,
-        onnx.helper.make_node("Conv", ["u", "w"], ["y"], "conv", pads=[1, 1, 1, 1]),
-    ]
-    graph = onnx.helper.make_graph(
-        nodes,
-        "decoder",
-        [onnx.helper.make_tensor_value_info("x", 1, (images, 8, 24, 20))],
-        [onnx.helper.make_tensor_value_info("y", 1, None)],
-        [onnx.numpy_helper.from_array(w, "w"), *constants],
-    )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-
-
 @pytest.mark.parametrize(("scale", "mode", "kind", "parts"), [
     (0.5, "linear", "half_pixel", 1), (1.5, "linear", "half_pixel", 1), (2.04, "linear", "half_pixel", 1),
     (2.0, "linear", "half_pixel", 3), (3.0, "linear", "half_pixel", 1), (2.0, "cubic", "half_pixel", 1),
@@ -188,19 +171,19 @@ def test_a_resize_is_sliced_by_powers_of_two(scale: float, mode: str, kind: str,
 def test_decoders_are_computed_in_slices(name: str, images: int, tmp_path: Path) -> None:
     need_compiler()
     if name in TRANSPOSED:
-        weights = np.random.default_rng(2).standard_normal((8, 8, *TRANSPOSED[name]["kernel_shape"])) / 8
-        node = onnx.helper.make_node("ConvTranspose", ["r", "t"], ["u"], "up", **TRANSPOSED[name])
-        constants = [onnx.numpy_helper.from_array(weights.astype(np.float32), "t")]
+        up = onnx_models.node("ConvTranspose", "r t", "u", **TRANSPOSED[name])
+        constants = {"t": (8, 8, *TRANSPOSED[name]["kernel_shape"]), "w": (8, 8, 3, 3)}
     else:
-        node = onnx.helper.make_node("Resize", ["r", "", "s"], ["u"], "up", **RESIZED[name])
-        constants = [onnx.numpy_helper.from_array(np.float32([1, 1, 2, 2]), "s")]
+        up = onnx_models.node("Resize", "r - s", "u", **RESIZED[name])
+        constants = {"s": np.float32([1, 1, 2, 2]), "w": (8, 8, 3, 3)}
     path, machine = tmp_path / "model.onnx", tmp_path / "small.toml"
-    onnx.save(_decoder(node, constants, images), path)
+    layers = onnx_models.node("Relu", "x", "r"), up, onnx_models.node("Conv", "u w", "y", pads=[1, 1, 1, 1])
+    onnx.save(onnx_models.network(layers, (images, 8, 24, 20), constants), path)
     machine.write_text("local_bytes = 8192\n")
     graph = optimised(Request(path, BM1684, Options(precision="fp32")))
     sliced = slicing.fit(graph, Machine(local_bytes=8192))
     sliced.check()
-    assert sum(each.op == node.op_type for each in sliced.nodes) > 1
+    assert sum(each.op == up.op_type for each in sliced.nodes) > 1
     program = compilation(Request(path, BM1684, Options(machine=str(machine), precision="fp32"))).program
     x = np.random.default_rng(1).standard_normal((images, 8, 24, 20)).astype(np.float32) + 0.5
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
