@@ -111,7 +111,7 @@ def _run(
 
 def test_random_segments_give_the_same_tensors_side_by_side_as_in_turn() -> None:
     sizes, repeated, shared = Counter[int](), 0, 0
-    for seed in range(250):
+    for seed in range(120):
         drawn = Drawn(seed)
         feeds = {
             name: np.random.default_rng(seed).integers(-128, 128, (SAMPLES, 1, 32, 2, 4)).astype(np.int8)
@@ -127,7 +127,7 @@ def test_random_segments_give_the_same_tensors_side_by_side_as_in_turn() -> None
                 sizes[len(each.parts)] += 1
                 shared += len(each.parts[0]) > 1
                 repeated += each.resumes
-    assert sizes[2] > 50 and sizes[3] > 2 and shared > 100 and repeated > 20
+    assert sizes[2] > 25 and sizes[3] > 1 and shared > 50 and repeated > 10
 
 
 def _compiled(name: str, machine: str, folder: Path) -> Program:
