@@ -34,17 +34,14 @@ def padded(w: tuple[int, ...], attrs: Mapping[str, Attr], readers: int = 1) -> G
     return build("test", nodes, {"x": type(x)(x.shape, "int8")}, names, constants)
 
 
-@pytest.mark.parametrize(
-    ("w", "attrs", "copied"),
-    [
-        ((16, 16, 3, 3), {"pads": (1, 1, 1, 1)}, True),
-        ((16, 16, 3, 3), {"pads": (0, 1, 1, 0), "strides": (2, 2)}, True),
-        ((4, 4, 3, 3), {"pads": (0, 2, 2, 0), "dilations": (2, 2)}, True),
-        ((20, 1, 3, 3), {"pads": (1, 1, 1, 1), "group": 20}, True),
-        ((20, 1, 1, 1), {"pads": (1, 1, 1, 1), "group": 20}, False),
-        ((16, 1, 1, 1), {"pads": (1, 1, 1, 1)}, False),
-    ],
-)
+@pytest.mark.parametrize(("w", "attrs", "copied"), [
+    ((16, 16, 3, 3), {"pads": (1, 1, 1, 1)}, True),
+    ((16, 16, 3, 3), {"pads": (0, 1, 1, 0), "strides": (2, 2)}, True),
+    ((4, 4, 3, 3), {"pads": (0, 2, 2, 0), "dilations": (2, 2)}, True),
+    ((20, 1, 3, 3), {"pads": (1, 1, 1, 1), "group": 20}, True),
+    ((20, 1, 1, 1), {"pads": (1, 1, 1, 1), "group": 20}, False),
+    ((16, 1, 1, 1), {"pads": (1, 1, 1, 1)}, False),
+])  # fmt: skip
 def test_the_cheaper_of_both_has_the_same_results(
     w: tuple[int, ...], attrs: dict[str, Attr], copied: bool
 ) -> None:

@@ -96,14 +96,10 @@ def test_no_equivalent_model_moves_less_than_the_bound(seed: int, tmp_path: Path
     assert min(bounds.values()) > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "isa"),
-    [
-        *product([RESNET8, DS_CNN, "mtcnn_pnet"], ["documented", "extended"]),
-        (MOBILENET, "extended"),
-        ("ppocr_cls", "extended"),
-    ],
-)
+@pytest.mark.parametrize(("name", "isa"), [
+    *product([RESNET8, DS_CNN, "mtcnn_pnet"], ["documented", "extended"]), (MOBILENET, "extended"),
+    ("ppocr_cls", "extended"),
+])  # fmt: skip
 def test_no_plan_moves_less_than_the_bound(name: str, isa: str, shared: Path) -> None:
     """The bound is the network's own: neither instruction set changes its weights."""
     traffic = report(shared, name, isa=isa, level="0", objective="traffic")["host_traffic"]

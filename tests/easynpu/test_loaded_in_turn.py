@@ -73,20 +73,17 @@ def _taken(found: program.Program) -> int:
     return sum(each["fields"].get("take_psum", 0) for each in EASYNPU.listing(found))
 
 
-@pytest.mark.parametrize(
-    ("layer", "machine"),
-    [
-        ({"channels": 40, "outputs": 20, "extent": 6}, {"weight": 100}),
-        ({"channels": 40, "outputs": 20, "extent": 6}, {"weight": 100, "itcm": 7}),
-        ({"channels": 33, "outputs": 3, "extent": 17}, {"weight": 60, "maps": 400}),
-        ({"channels": 20, "outputs": 33, "extent": 9, "stride": 2}, {"weight": 64}),
-        ({"channels": 17, "outputs": 16, "extent": 5, "kernel": 5}, {"weight": 80}),
-        ({"channels": 300, "outputs": 8, "extent": 4, "kernel": 1}, {"weight": 100}),
-        ({"channels": 40, "outputs": 20, "extent": 6, "behind": "Sigmoid"}, {"weight": 100}),
-        ({"channels": 40, "outputs": 20, "extent": 6, "behind": "Relu Conv"}, {"weight": 120}),
-        ({"channels": 171, "outputs": 16, "extent": 10}, {}),
-    ],
-)
+@pytest.mark.parametrize(("layer", "machine"), [
+    ({"channels": 40, "outputs": 20, "extent": 6}, {"weight": 100}),
+    ({"channels": 40, "outputs": 20, "extent": 6}, {"weight": 100, "itcm": 7}),
+    ({"channels": 33, "outputs": 3, "extent": 17}, {"weight": 60, "maps": 400}),
+    ({"channels": 20, "outputs": 33, "extent": 9, "stride": 2}, {"weight": 64}),
+    ({"channels": 17, "outputs": 16, "extent": 5, "kernel": 5}, {"weight": 80}),
+    ({"channels": 300, "outputs": 8, "extent": 4, "kernel": 1}, {"weight": 100}),
+    ({"channels": 40, "outputs": 20, "extent": 6, "behind": "Sigmoid"}, {"weight": 100}),
+    ({"channels": 40, "outputs": 20, "extent": 6, "behind": "Relu Conv"}, {"weight": 120}),
+    ({"channels": 171, "outputs": 16, "extent": 10}, {}),
+])  # fmt: skip
 def test_a_convolution_larger_than_the_weight_memory_is_exact(
     layer: dict[str, Any], machine: dict[str, int], tmp_path: Path
 ) -> None:

@@ -138,16 +138,11 @@ def _compiled(name: str, machine: str, folder: Path) -> Program:
     return as_loaded(compilation(Request(path, target("easynpu"), options)).program)
 
 
-@pytest.mark.parametrize(
-    ("name", "machine"),
-    [
-        ("lenet", "weight_words = 900\n"),
-        ("resnet8", "fmap_words = 400\nskip_words = 400\n"),
-        ("unet_small", "fmap_words = 600\nskip_words = 600\nweight_words = 500\n"),
-        ("residual_awkward", "fmap_words = 300\nskip_words = 300\n"),
-        ("mobilenet_v1_025", "weight_words = 700\n"),
-    ],
-)
+@pytest.mark.parametrize(("name", "machine"), [
+    ("lenet", "weight_words = 900\n"), ("resnet8", "fmap_words = 400\nskip_words = 400\n"),
+    ("unet_small", "fmap_words = 600\nskip_words = 600\nweight_words = 500\n"),
+    ("residual_awkward", "fmap_words = 300\nskip_words = 300\n"), ("mobilenet_v1_025", "weight_words = 700\n"),
+])  # fmt: skip
 def test_a_program_of_many_tiles_gives_the_same_bits_and_layers_as_in_turn(
     name: str, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,23 +94,20 @@ NO_KEY = {"mask": BOOL & (np.arange(5) != 2)[:, None]}
 PAST = {**EQUAL, "mask": (5, 5), "past_k": (2, 4, 5, 8), "past_v": (2, 4, 5, 8)}
 
 
-@pytest.mark.parametrize(
-    ("model", "code", "reason"),
-    [
-        (_model("Attention", HEADS, is_causal=1), "E202", "5 queries and 7 keys with is_causal"),
-        (_model("Attention", HEADS, softcap=2.0), "E202", "the scores are limited"),
-        (_model("Attention", {**HEADS, "mask": (5, 7)}), "E106", "mask"),
-        (_model("Attention", {**EQUAL, "mask": (5, 5)}, is_causal=1), "E106", "mask"),
-        (_behind_a_layer((5, 5), EQUAL, is_causal=1), "E106", "made"),
-        (_model("Attention", HEADS, NO_KEY), "E202", "leaves a query no key"),
-        (_model("Attention", EQUAL, {"mask": np.arange(5) > 0}, is_causal=1), "E202", "leaves a query no key"),
-        (_model("Attention", HEADS, {"mask": BOOL[:, :6]}), "E202", "for 7 keys"),
-        (_model("Attention", PAST), "E202", "earlier keys"),
-        (_model("Attention", EQUAL, left_window_size=2, opset=25), "E202", "a window of the keys"),
-        (_model("Attention", FLAT), "E105", "0 heads"),
-        (_model("Attention", {**HEADS, "q": (1, 3, 5, 8)}), "E105", "3 heads of queries"),
-    ],
-)
+@pytest.mark.parametrize(("model", "code", "reason"), [
+    (_model("Attention", HEADS, is_causal=1), "E202", "5 queries and 7 keys with is_causal"),
+    (_model("Attention", HEADS, softcap=2.0), "E202", "the scores are limited"),
+    (_model("Attention", {**HEADS, "mask": (5, 7)}), "E106", "mask"),
+    (_model("Attention", {**EQUAL, "mask": (5, 5)}, is_causal=1), "E106", "mask"),
+    (_behind_a_layer((5, 5), EQUAL, is_causal=1), "E106", "made"),
+    (_model("Attention", HEADS, NO_KEY), "E202", "leaves a query no key"),
+    (_model("Attention", EQUAL, {"mask": np.arange(5) > 0}, is_causal=1), "E202", "leaves a query no key"),
+    (_model("Attention", HEADS, {"mask": BOOL[:, :6]}), "E202", "for 7 keys"),
+    (_model("Attention", PAST), "E202", "earlier keys"),
+    (_model("Attention", EQUAL, left_window_size=2, opset=25), "E202", "a window of the keys"),
+    (_model("Attention", FLAT), "E105", "0 heads"),
+    (_model("Attention", {**HEADS, "q": (1, 3, 5, 8)}), "E105", "3 heads of queries"),
+])  # fmt: skip
 def test_other_forms_are_refused(model: onnx.ModelProto, code: str, reason: str) -> None:
     with pytest.raises(NpucError) as refused:
         import_model(model)

@@ -79,14 +79,10 @@ TANH_GELU = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("op", "nodes"),
-    [
-        *(("Swish", nodes) for nodes in SWISH),
-        *(("HardSwish", nodes) for nodes in HARD_SWISH),
-        *(("Gelu", nodes) for nodes in (*GELU, *TANH_GELU)),
-    ],
-)
+@pytest.mark.parametrize(("op", "nodes"), [
+    *(("Swish", nodes) for nodes in SWISH), *(("HardSwish", nodes) for nodes in HARD_SWISH),
+    *(("Gelu", nodes) for nodes in (*GELU, *TANH_GELU)),
+])  # fmt: skip
 def test_a_product_with_a_function_of_x_is_recognised(op: str, nodes: tuple[Node, ...]) -> None:
     assert _only(_graph(*nodes)).op == op
 
@@ -132,21 +128,15 @@ def test_hard_sigmoid_is_recognised(nodes: tuple[Node, ...], alpha: float) -> No
     assert (found.number("alpha"), found.number("beta")) == (pytest.approx(alpha), pytest.approx(0.5))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "low", "high"),
-    [
-        ((node("Max", "x zero", "y"),), 0, inf),
-        ((node("Max", "zero x", "y"),), 0, inf),
-        ((node("Clip", "x", "y", min=0.0, max=inf),), 0, inf),
-        ((node("Clip", "x", "y", min=0.0),), 0, inf),
-        ((node("Min", "six x", "y"),), -inf, 6),
-        ((node("Relu", "x", "a"), node("Min", "a six", "y")), 0, 6),
-        ((node("Min", "x six", "a"), node("Relu", "a", "y")), 0, 6),
-        ((node("Relu", "x", "a"), node("Clip", "a", "y", min=-1.0, max=6.0)), 0, 6),
-        ((node("Relu", "x", "a"), node("Relu", "a", "y")), 0, inf),
-        ((node("Clip", "x", "a", min=2.0, max=3.0), node("Clip", "a", "y", min=4.0, max=5.0)), 4, 4),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "low", "high"), [
+    ((node("Max", "x zero", "y"),), 0, inf), ((node("Max", "zero x", "y"),), 0, inf),
+    ((node("Clip", "x", "y", min=0.0, max=inf),), 0, inf), ((node("Clip", "x", "y", min=0.0),), 0, inf),
+    ((node("Min", "six x", "y"),), -inf, 6), ((node("Relu", "x", "a"), node("Min", "a six", "y")), 0, 6),
+    ((node("Min", "x six", "a"), node("Relu", "a", "y")), 0, 6),
+    ((node("Relu", "x", "a"), node("Clip", "a", "y", min=-1.0, max=6.0)), 0, 6),
+    ((node("Relu", "x", "a"), node("Relu", "a", "y")), 0, inf),
+    ((node("Clip", "x", "a", min=2.0, max=3.0), node("Clip", "a", "y", min=4.0, max=5.0)), 4, 4),
+])  # fmt: skip
 def test_limits_become_relu_or_one_clip(nodes: tuple[Node, ...], low: float, high: float) -> None:
     found = _only(_graph(*nodes))
     assert found.op == ("Relu" if (low, high) == (0, inf) else "Clip")
