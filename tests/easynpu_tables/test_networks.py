@@ -75,20 +75,10 @@ def outcome(path: Path, tolerance: Tolerance = GOOD, **options: Any) -> Outcome:
 
 
 ACTIVATIONS: dict[str, dict[str, Any]] = {
-    "Sigmoid": {},
-    "HardSigmoid": {"alpha": 0.25, "beta": 0.4},
-    "Tanh": {},
-    "HardSwish": {},
-    "Gelu": {},
-    "Mish": {},
-    "Softplus": {},
-    "Softsign": {},
-    "Elu": {"alpha": 0.7},
-    "LeakyRelu": {"alpha": 0.2},
-    "Exp": {},
-    "Erf": {},
-    "Abs": {},
-}
+    "Sigmoid": {}, "HardSigmoid": {"alpha": 0.25, "beta": 0.4}, "Tanh": {}, "HardSwish": {}, "Gelu": {},
+    "Mish": {}, "Softplus": {}, "Softsign": {}, "Elu": {"alpha": 0.7}, "LeakyRelu": {"alpha": 0.2}, "Exp": {},
+    "Erf": {}, "Abs": {},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("op", ACTIVATIONS)

@@ -157,29 +157,15 @@ FULL[2] = -np.inf
 ONE = np.full((4, 1), -np.inf, np.float32)
 RANDOM = np.random.default_rng(3)
 CONSTANTS = {
-    "w": RANDOM.normal(0, 0.5, (4, 4)).astype(np.float32),
-    "causal": CAUSAL,
-    "full": FULL,
-    "one": ONE,
-    "undefined": np.where(np.eye(4), np.nan, 0).astype(np.float32),
-    "kept": np.tri(4, dtype=bool),
-    "never": np.zeros((2, 1, 1), bool),
-    "always": np.ones((1, 4), bool),
-    "zero": np.float32(0),
-    "least": np.float32(-np.inf),
-    "low": np.float32(-3.4e38),
-    "some": np.float32(-4),
-    "epsilon": np.float32(1e-6),
-    "two": np.float32(2),
-    "three": np.array([2, 4, 4]),
-    "cube": np.float32(3),
-    "minus": np.float32(-2),
-    "huge": np.float32(1e20),
-    "tiny": np.float32(1e-30),
-    "bar": np.array([0, -np.inf, 0, 0], np.float32),
-    "variance": np.array([1, 2, -0.5, 1], np.float32),
+    "w": RANDOM.normal(0, 0.5, (4, 4)).astype(np.float32), "causal": CAUSAL, "full": FULL, "one": ONE,
+    "undefined": np.where(np.eye(4), np.nan, 0).astype(np.float32), "kept": np.tri(4, dtype=bool),
+    "never": np.zeros((2, 1, 1), bool), "always": np.ones((1, 4), bool), "zero": np.float32(0),
+    "least": np.float32(-np.inf), "low": np.float32(-3.4e38), "some": np.float32(-4),
+    "epsilon": np.float32(1e-6), "two": np.float32(2), "three": np.array([2, 4, 4]), "cube": np.float32(3),
+    "minus": np.float32(-2), "huge": np.float32(1e20), "tiny": np.float32(1e-30),
+    "bar": np.array([0, -np.inf, 0, 0], np.float32), "variance": np.array([1, 2, -0.5, 1], np.float32),
     "gain": np.linspace(0.5, 2, 4, dtype=np.float32),
-}
+}  # fmt: skip
 X = RANDOM.normal(0.3, 1, (2, 4, 4)).astype(np.float32)
 
 

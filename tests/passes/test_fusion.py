@@ -445,14 +445,9 @@ def test_without_calibrated_values_nothing_is_folded() -> None:
 
 
 PLACES = {
-    "i": np.array([2, 0, 1]),
-    "m": (3, 4, 1, 1),
-    "o": (3,),
-    "w": (5, 3, 3, 3),
-    "k": (3, 4, 3, 3),
-    "f": (5, 4, 1, 1),
-    "v": (2, 5, 3, 3),
-}
+    "i": np.array([2, 0, 1]), "m": (3, 4, 1, 1), "o": (3,), "w": (5, 3, 3, 3), "k": (3, 4, 3, 3),
+    "f": (5, 4, 1, 1), "v": (2, 5, 3, 3),
+}  # fmt: skip
 CUT = {"axes": (1,), "starts": (3,), "ends": (0,), "steps": (-1,)}
 
 

@@ -14,21 +14,9 @@ from npuc.passes.recognition.recognise_gemm import recognise_gemm
 from tests.passes.networks import assert_same_meaning, becomes, network, node, operators, sources
 
 NUMBERS = {
-    "half": 0.5,
-    "one": 1,
-    "three": 3,
-    "six": 6,
-    "sixth": 1 / 6,
-    "zero": 0,
-    "tenth": 0.1,
-    "root": sqrt(2),
-    "r": sqrt(0.5),
-    "cube": 0.044715,
-    "c": sqrt(2 / pi),
-    "power": 3,
-    "fifth": 0.2,
-    "minus": -1,
-}
+    "half": 0.5, "one": 1, "three": 3, "six": 6, "sixth": 1 / 6, "zero": 0, "tenth": 0.1, "root": sqrt(2),
+    "r": sqrt(0.5), "cube": 0.044715, "c": sqrt(2 / pi), "power": 3, "fifth": 0.2, "minus": -1,
+}  # fmt: skip
 
 
 def _graph(*nodes: Node, outputs: str = "y") -> Graph:

@@ -16,15 +16,10 @@ from npuc.regions.rebatching import rebatch
 from tests.cli.process import npuc
 
 CONSTANTS = {
-    "all": np.array([1, -1]),
-    "wide": np.array([1, 2, 2, 4]),
-    "merged": np.array([2, -1]),
-    "sizes": np.array([1, 4, 4, 4]),
-    "w": np.arange(4.0, dtype=np.float32),
-    "column": np.array([1, 4, 1, 1]),
-    "zero": np.array([0, -1]),
-    "initial": np.zeros((1, 4, 2, 2), np.float32),
-}
+    "all": np.array([1, -1]), "wide": np.array([1, 2, 2, 4]), "merged": np.array([2, -1]),
+    "sizes": np.array([1, 4, 4, 4]), "w": np.arange(4.0, dtype=np.float32), "column": np.array([1, 4, 1, 1]),
+    "zero": np.array([0, -1]), "initial": np.zeros((1, 4, 2, 2), np.float32),
+}  # fmt: skip
 
 
 def model(body: str, shape: str = "1,4,2,2") -> onnx.ModelProto:
