@@ -51,6 +51,7 @@ SOURCES = (
 TESTS = (
     *("bm1684", "conditions", "easynpu", "easynpu_reshape", "easynpu_rewrites", "easynpu_tables", "frontend"),
     *("graphs", "nvdla", "passes", "quantize", "regions", "cli/test_scales.py", "test_documentation.py"),
+    "test_doctests.py",
 )
 """Folders or files of tests that may tell; of them those that are not slow."""
 TEST_SECONDS, SECONDS = 20, 60

@@ -186,25 +186,17 @@ def test_importing_does_not_load_heavy_modules_through_others(module: str) -> No
     assert not set(loaded) & HEAVY
 
 
-@pytest.mark.parametrize(
-    ("module", "imported", "upward"),
-    [
-        ("npuc.ir", "npuc.ops", False),
-        ("npuc.ir", "npuc.passes.rewriting.layout", True),
-        ("npuc.ir", "npuc.models", True),
-        ("npuc.passes.rewriting.layout", "npuc.ir", False),
-        ("npuc.passes.rewriting.layout", "npuc.targets.easynpu", True),
-        ("npuc.passes.rewriting.layout", "npuc.models", True),
-        ("npuc.targets.easynpu.machine.isa", "npuc.passes", False),
-        ("npuc.targets.easynpu.machine.isa", "npuc.driver", True),
-        ("npuc.models.digits", "npuc.ir", False),
-        ("npuc.models.digits", "npuc.passes", True),
-        ("npuc.models.digits", "npuc.driver", True),
-        ("npuc.driver", "npuc.targets.easynpu", False),
-        ("npuc.cli.running", "npuc.models", False),
-        ("npuc.cli.running", "npuc.driver", False),
-    ],
-)
+@pytest.mark.parametrize(("module", "imported", "upward"), [
+    ("npuc.ir", "npuc.ops", False), ("npuc.ir", "npuc.passes.rewriting.layout", True),
+    ("npuc.ir", "npuc.models", True), ("npuc.passes.rewriting.layout", "npuc.ir", False),
+    ("npuc.passes.rewriting.layout", "npuc.targets.easynpu", True),
+    ("npuc.passes.rewriting.layout", "npuc.models", True),
+    ("npuc.targets.easynpu.machine.isa", "npuc.passes", False),
+    ("npuc.targets.easynpu.machine.isa", "npuc.driver", True), ("npuc.models.digits", "npuc.ir", False),
+    ("npuc.models.digits", "npuc.passes", True), ("npuc.models.digits", "npuc.driver", True),
+    ("npuc.driver", "npuc.targets.easynpu", False), ("npuc.cli.running", "npuc.models", False),
+    ("npuc.cli.running", "npuc.driver", False),
+])  # fmt: skip
 def test_the_direction_of_an_import_is_judged_by_its_layers(module: str, imported: str, upward: bool) -> None:
     assert _depends_upward(module, imported) is upward
 

@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 import npuc
 from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array
 from tests.cli.process import npuc as command
-from tests.onnx_models import node
+from tests.onnx_models import network, node
 
 SHAPE = (1, 3, 8, 8)
 
@@ -31,15 +31,9 @@ def build(folder: Path, batch: int | str = 1) -> Path:
         node("Conv", "c u", "y", pads=[1, 1, 1, 1]),
         node("Add", "c x", "z"),
     ]
-    shape = [batch, *SHAPE[1:]]
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y", "z")]
-    values.append(helper.make_tensor_value_info("d", TensorProto.FLOAT, [batch, 3, 4, 4]))
-    held = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "net", values[:1], values[1:], held)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = folder / "net.onnx"
-    onnx.save(model, path)
-    return path
+    model = network(nodes, {"x": [batch, *SHAPE[1:]]}, weights, "y z d")
+    onnx.save(onnx.shape_inference.infer_shapes(model), folder / "net.onnx")
+    return folder / "net.onnx"
 
 
 @pytest.fixture

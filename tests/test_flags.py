@@ -53,31 +53,28 @@ def test_keywords_become_options() -> None:
     assert both == Options(level="1", machine="large")
 
 
-@pytest.mark.parametrize(
-    ("name", "flags", "error", "text"),
-    [
-        ("easynpu", {"presision": "int8"}, TypeError, "Did you mean 'precision'"),
-        ("easynpu", {"calibrations": "x"}, TypeError, "compile takes no 'calibrations'"),
-        ("nvdla-small", {"precision": "fp16"}, ValueError, "nvdla-small has no precision 'fp16'"),
-        ("nvdla-full", {"weights": "winogard"}, ValueError, "Did you mean 'winograd'"),
-        ("easynpu", {"weights": "direct"}, ValueError, "It has: none"),
-        ("easynpu", {"allow": "split_average_pol"}, ValueError, "Did you mean 'split_average_pool'"),
-        ("easynpu", {"level": 3}, ValueError, "no level '3'"),
-        ("easynpu", {"proof": "al"}, ValueError, "Did you mean 'all'"),
-        ("easynpu", {"method": "entropie"}, ValueError, "Did you mean 'entropy'"),
-        ("easynpu", {"mixed": "automatic"}, ValueError, "mixed is 'automatic'"),
-        ("easynpu", {"deny": ["Conv"], "strict": True}, ValueError, "exclude each other"),
-        ("easynpu", {"fallback": "refuse"}, ValueError, "fallback was removed; --strict"),
-        ("easynpu", {"max_partitions": 0}, ValueError, "max_partitions was removed; name the nodes"),
-        ("easynpu", {"objective": "cycles"}, ValueError, "objective cycles was removed; the default, time"),
-        ("easynpu", {"precision": "mixed", "strict": True}, ValueError, "strict and precision mixed exclude"),
-        ("bm1684", {"precision": "mixed"}, ValueError, "takes no layers over"),
-        ("bm1684", {"scales": "free"}, ValueError, "has no scales in fp32"),
-        ("nvdla-full", {"precision": 16}, ValueError, "nvdla-full has no precision '16'"),
-        ("easynpu", {"proof": True}, ValueError, "no proof 'True'"),
-        ("easynpu", {"strict": "no"}, ValueError, "strict is 'no'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "flags", "error", "text"), [
+    ("easynpu", {"presision": "int8"}, TypeError, "Did you mean 'precision'"),
+    ("easynpu", {"calibrations": "x"}, TypeError, "compile takes no 'calibrations'"),
+    ("nvdla-small", {"precision": "fp16"}, ValueError, "nvdla-small has no precision 'fp16'"),
+    ("nvdla-full", {"weights": "winogard"}, ValueError, "Did you mean 'winograd'"),
+    ("easynpu", {"weights": "direct"}, ValueError, "It has: none"),
+    ("easynpu", {"allow": "split_average_pol"}, ValueError, "Did you mean 'split_average_pool'"),
+    ("easynpu", {"level": 3}, ValueError, "no level '3'"),
+    ("easynpu", {"proof": "al"}, ValueError, "Did you mean 'all'"),
+    ("easynpu", {"method": "entropie"}, ValueError, "Did you mean 'entropy'"),
+    ("easynpu", {"mixed": "automatic"}, ValueError, "mixed is 'automatic'"),
+    ("easynpu", {"deny": ["Conv"], "strict": True}, ValueError, "exclude each other"),
+    ("easynpu", {"fallback": "refuse"}, ValueError, "fallback was removed; --strict"),
+    ("easynpu", {"max_partitions": 0}, ValueError, "max_partitions was removed; name the nodes"),
+    ("easynpu", {"objective": "cycles"}, ValueError, "objective cycles was removed; the default, time"),
+    ("easynpu", {"precision": "mixed", "strict": True}, ValueError, "strict and precision mixed exclude"),
+    ("bm1684", {"precision": "mixed"}, ValueError, "takes no layers over"),
+    ("bm1684", {"scales": "free"}, ValueError, "has no scales in fp32"),
+    ("nvdla-full", {"precision": 16}, ValueError, "nvdla-full has no precision '16'"),
+    ("easynpu", {"proof": True}, ValueError, "no proof 'True'"),
+    ("easynpu", {"strict": "no"}, ValueError, "strict is 'no'"),
+])  # fmt: skip
 def test_a_flag_that_the_target_does_not_have_is_corrected(
     name: str, flags: dict[str, Any], error: type[Exception], text: str
 ) -> None:

@@ -191,24 +191,13 @@ def test_what_is_no_artefact_is_refused(saved: Path, tmp_path: Path) -> None:
         assert path.name in problem.reason
 
 
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        (b"", "E502"),
-        (b"{", "E502"),
-        (b"\xff\xfe", "E502"),
-        (b"[" * 100_000, "E502"),
-        (b"null", "E501"),
-        (b"[]", "E501"),
-        (b"{}", "E501"),
-        (b'{"format": "onnc"}', "E501"),
-        (b'{"format": ["npuc-program"]}', "E501"),
-        (b'{"format": "npuc-program", "version": 99}', "E501"),
-        (b'{"format": "npuc-program"}', "E501"),
-        (b'{"format": "npuc-program", "version": 2}', "E502"),
-        (b'{"format": "npuc-program", "version": 2, "seal": "\\ud800", "x": "\\ud800"}', "E502"),
-    ],
-)
+@pytest.mark.parametrize(("content", "code"), [
+    (b"", "E502"), (b"{", "E502"), (b"\xff\xfe", "E502"), (b"[" * 100_000, "E502"), (b"null", "E501"),
+    (b"[]", "E501"), (b"{}", "E501"), (b'{"format": "onnc"}', "E501"),
+    (b'{"format": ["npuc-program"]}', "E501"), (b'{"format": "npuc-program", "version": 99}', "E501"),
+    (b'{"format": "npuc-program"}', "E501"), (b'{"format": "npuc-program", "version": 2}', "E502"),
+    (b'{"format": "npuc-program", "version": 2, "seal": "\\ud800", "x": "\\ud800"}', "E502"),
+])  # fmt: skip
 def test_a_manifest_that_is_none_is_refused(saved: Path, content: bytes, code: str) -> None:
     (saved / "manifest.json").write_bytes(content)
     assert _problem(lambda: load(saved)).code == code

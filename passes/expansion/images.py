@@ -64,8 +64,8 @@ class ImageLimits:
         H and W are at most most_extent; if nothing fits, all elements are channels.
 
         >>> limits = ImageLimits(lanes=16, channels=256, extent=256, pixels=64)
-        >>> limits.fold(128), limits.fold(640), limits.fold(257 * 61, 32)
-        ((128, 1, 1), (160, 2, 2), (15677, 1, 1))
+        >>> limits.fold(128), limits.fold(432), limits.fold(640), limits.fold(257 * 61, 32)
+        ((128, 1, 1), (144, 1, 3), (160, 2, 2), (15677, 1, 1))
         """
         if elements <= self.channels:
             return elements, 1, 1

@@ -139,11 +139,12 @@ def test_a_launcher_lays_frames_out(batch: int, layout: str, preset: str, pad: i
     canvas[:] = np.array([124, 116, 104], np.uint8).reshape(3, 1, 1)
     canvas[:, :, border : border + SIZE, border : border + SIZE] = frame
     words = np.frombuffer(given, np.uint8).reshape(-(-batch // 4), *canvas.shape[1:], 4)
-    floats = api.compile(model, "bm1684", precision="fp32", calibration="synthetic", input=keys, proof="off")
-    numbers = given_by_the_launcher(floats, tmp_path / "fp32", camera)
-    assert np.array_equal(np.frombuffer(numbers, np.float32), camera.ravel())
     for n in range(batch):
         assert (words[n // 4, ..., n % 4] == canvas[n] ^ np.uint8(0 if preset == "yolo" else 128)).all()
+    if preset == "imagenet":  # floats have neither mean nor padding
+        floats = api.compile(model, "bm1684", precision="fp32", calibration="synthetic", input=keys, proof="off")
+        numbers = given_by_the_launcher(floats, tmp_path / "fp32", camera)
+        assert np.array_equal(np.frombuffer(numbers, np.float32), camera.ravel())
 
 
 @pytest.mark.skipif(None in (shutil.which("cmake"), shutil.which("g++")), reason="there is no cmake or g++")

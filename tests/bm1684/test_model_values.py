@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
 
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, okk_compact_stride, to_2ic_mode
@@ -16,6 +15,7 @@ from tests.bm1684 import chips
 from tests.bm1684.kernels import need_compiler, source
 from tests.bm1684.random_calls import dim4
 from tests.conftest import Reference
+from tests.onnx_models import network, node
 
 MACHINE = Machine()
 BASE = 62 * MACHINE.local_bytes
@@ -25,12 +25,9 @@ BANK = MACHINE.bank_bytes
 
 def _expected(values: Reference, op: str, operands: list[Array], attrs: Mapping[str, Any]) -> Array:
     names = [f"x{at}" for at in range(len(operands))]
-    inputs = [helper.make_tensor_value_info(n, 1, x.shape) for n, x in zip(names, operands, strict=True)]
-    node = helper.make_node(op, names, ["y"], **attrs)
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", 1, None)])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 9
-    return values(model, dict(zip(names, operands, strict=True)))["y"]
+    feeds = dict(zip(names, operands, strict=True))
+    model = network([node(op, " ".join(names), "y", **attrs)], {name: x.shape for name, x in feeds.items()})
+    return values(model, feeds)["y"]
 
 
 def _computed(operands: list[tuple[int, Array, Dim4 | None]], call: str, shape: tuple[int, ...]) -> Array:

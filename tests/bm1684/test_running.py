@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from npuc.ir import Array
 from npuc.program import Program, load, save
@@ -21,6 +20,7 @@ from npuc.targets.bm1684.simulate.simulator import MappedPiece
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler
 from tests.compiled import compilation
+from tests.onnx_models import network, node
 
 ROWS, COLUMNS = 700, 5000
 X = np.random.default_rng(3).normal(0.2, 1, (2, 1, COLUMNS)).astype(np.float32)
@@ -35,19 +35,9 @@ def _model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "b": random.normal(0, 1, ROWS),
         "v": random.normal(0, 0.1, (10, ROWS)),
     }
-    nodes = [
-        helper.make_node("Gemm", ["x", "w", "b"], ["sum"], transB=1),
-        helper.make_node("Relu", ["sum"], ["hidden"]),
-        helper.make_node("Gemm", ["hidden", "v"], ["y"], transB=1),
-    ]
-    x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, extent])
-        for name, extent in (("x", COLUMNS), ("y", 10))
-    )
-    constants = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in held.items()]
-    graph = helper.make_graph(nodes, "heavy", [x], [y], constants)
+    sums = [node("Gemm", inputs, output, transB=1) for inputs, output in (("x w b", "sum"), ("hidden v", "y"))]
     path = tmp_path_factory.mktemp("heavy") / "heavy.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(network([sums[0], node("Relu", "sum", "hidden"), sums[1]], (1, COLUMNS), held), path)
     return path
 
 
@@ -103,11 +93,8 @@ def test_an_observed_sample_runs_once_and_has_the_same_outputs(
 def test_layers_are_observed_in_the_order_of_the_program(tmp_path: Path) -> None:
     need_compiler()
     names = ["x", *(f"{letter}0" for letter in "gcafdbe"), "y"]
-    nodes = [helper.make_node("Sigmoid", [x], [y]) for x, y in pairwise(names)]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in ("x", "y"))
-    graph = helper.make_graph(nodes, "chain", [x], [y])
     path, seen = tmp_path / "chain.onnx", list[str]()
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(network([node("Sigmoid", x, y) for x, y in pairwise(names)], (1, 8)), path)
     program = compilation(Request(path, BM1684, Options(precision="fp32"))).program
     Runner(program, "own")({"x": np.zeros((1, 1, 8), np.float32)}, lambda name, _values: seen.append(name))
     assert seen == names[1:-1]

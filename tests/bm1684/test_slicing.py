@@ -17,6 +17,7 @@ from npuc.targets.bm1684.lowering import slicing
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.simulate.running import Runner
 from npuc.targets.bm1684.target import BM1684
+from tests import onnx_models
 from tests.bm1684.kernels import need_compiler
 from tests.compiled import compilation, optimised
 from tests.passes.networks import feeds, network, node, operators
@@ -121,6 +122,22 @@ def test_what_no_slice_makes_fit_stays_whole() -> None:
     assert slicing.fit(graph, Machine(local_bytes=1024)) is graph
 
 
+def test_layers_with_heavy_weights_are_in_as_few_slices_as_fit() -> None:
+    """Together they would take four, each of which loads all 294,912 weights."""
+    layers = [node("Conv", inputs, y, pads=(1, 1, 1, 1)) for inputs, y in (("x w", "a"), ("a v", "y"))]
+    graph = network((1, 64, 16, 16), "y", *layers, w=(256, 64, 3, 3), v=(64, 256, 3, 3))
+    found = slicing.fit(graph, Machine(local_bytes=4096))
+    assert operators(found) == [*(("Slice", "Conv") * 3), "Concat"] * 2
+
+
+@pytest.mark.parametrize(("c", "sliced"), [
+    ((20,), True), ((1, 20), True), ((8, 1, 1), True), ((24, 20), False), ((1, 8, 24, 1), False),
+])  # fmt: skip
+def test_a_constant_of_a_slice_is_the_same_for_all_rows(c: tuple[int, ...], sliced: bool) -> None:
+    graph = network((1, 8, 24, 20), "y", node("Add", "x c", "y"), c=c)
+    assert ("Slice" in operators(slicing.fit(graph, Machine(local_bytes=4096)))) == sliced
+
+
 TRANSPOSED = {
     "doubling": {"kernel_shape": [2, 2], "strides": [2, 2]},
     "overlapping": {"kernel_shape": [4, 4], "strides": [2, 2], "pads": [1, 1, 1, 1]},
@@ -132,24 +149,6 @@ RESIZED = {
     "linear": {"mode": "linear", "coordinate_transformation_mode": "half_pixel"},
     "asymmetric": {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
 }
-
-
-def _decoder(node: onnx.NodeProto, constants: list[onnx.TensorProto], images: int) -> onnx.ModelProto:
-    """A Relu, the node, and a convolution behind it."""
-    w = np.random.default_rng(3).standard_normal((8, 8, 3, 3)).astype(np.float32) / 8
-    nodes = [
-        onnx.helper.make_node("Relu", ["x"], ["r"], "relu"),
-        node,
-        onnx.helper.make_node("Conv", ["u", "w"], ["y"], "conv", pads=[1, 1, 1, 1]),
-    ]
-    graph = onnx.helper.make_graph(
-        nodes,
-        "decoder",
-        [onnx.helper.make_tensor_value_info("x", 1, (images, 8, 24, 20))],
-        [onnx.helper.make_tensor_value_info("y", 1, None)],
-        [onnx.numpy_helper.from_array(w, "w"), *constants],
-    )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
 
 
 @pytest.mark.parametrize(("scale", "mode", "kind", "parts"), [
@@ -172,19 +171,19 @@ def test_a_resize_is_sliced_by_powers_of_two(scale: float, mode: str, kind: str,
 def test_decoders_are_computed_in_slices(name: str, images: int, tmp_path: Path) -> None:
     need_compiler()
     if name in TRANSPOSED:
-        weights = np.random.default_rng(2).standard_normal((8, 8, *TRANSPOSED[name]["kernel_shape"])) / 8
-        node = onnx.helper.make_node("ConvTranspose", ["r", "t"], ["u"], "up", **TRANSPOSED[name])
-        constants = [onnx.numpy_helper.from_array(weights.astype(np.float32), "t")]
+        up = onnx_models.node("ConvTranspose", "r t", "u", **TRANSPOSED[name])
+        constants = {"t": (8, 8, *TRANSPOSED[name]["kernel_shape"]), "w": (8, 8, 3, 3)}
     else:
-        node = onnx.helper.make_node("Resize", ["r", "", "s"], ["u"], "up", **RESIZED[name])
-        constants = [onnx.numpy_helper.from_array(np.float32([1, 1, 2, 2]), "s")]
+        up = onnx_models.node("Resize", "r - s", "u", **RESIZED[name])
+        constants = {"s": np.float32([1, 1, 2, 2]), "w": (8, 8, 3, 3)}
     path, machine = tmp_path / "model.onnx", tmp_path / "small.toml"
-    onnx.save(_decoder(node, constants, images), path)
+    layers = onnx_models.node("Relu", "x", "r"), up, onnx_models.node("Conv", "u w", "y", pads=[1, 1, 1, 1])
+    onnx.save(onnx_models.network(layers, (images, 8, 24, 20), constants), path)
     machine.write_text("local_bytes = 8192\n")
     graph = optimised(Request(path, BM1684, Options(precision="fp32")))
     sliced = slicing.fit(graph, Machine(local_bytes=8192))
     sliced.check()
-    assert sum(each.op == node.op_type for each in sliced.nodes) > 1
+    assert sum(each.op == up.op_type for each in sliced.nodes) > 1
     program = compilation(Request(path, BM1684, Options(machine=str(machine), precision="fp32"))).program
     x = np.random.default_rng(1).standard_normal((images, 8, 24, 20)).astype(np.float32) + 0.5
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

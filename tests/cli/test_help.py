@@ -150,20 +150,12 @@ def long_names(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "verify {0}/m.onnx {0}/a --data {1} --bisect -o {2}/b",
-        "compile {0}/m.onnx --target nvdla-small --calibration {1} -o {2}/o -v",
-        "check {0}/m.onnx --target easynpu -v",
-        "explain {0}/a 3",
-        "diff {0}/a {0}/b -v",
-        "diff {0}/a {0}/b",
-        "dump {0}/a",
-        "targets",
-        "operators --target nvdla-full",
-    ],
-)
+@pytest.mark.parametrize("command", [
+    "verify {0}/m.onnx {0}/a --data {1} --bisect -o {2}/b",
+    "compile {0}/m.onnx --target nvdla-small --calibration {1} -o {2}/o -v",
+    "check {0}/m.onnx --target easynpu -v", "explain {0}/a 3", "diff {0}/a {0}/b -v", "diff {0}/a {0}/b",
+    "dump {0}/a", "targets", "operators --target nvdla-full",
+])  # fmt: skip
 def test_nothing_is_wider_than_a_terminal(command: str, long_names: Path, digits: Digits, tmp_path: Path) -> None:
     arguments = command.format(long_names, digits.few, tmp_path).split()
     size = patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1"})

@@ -243,15 +243,12 @@ def test_programs_that_were_started_end_with_their_children(tmp_path: Path) -> N
     expect_none(mark)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "try: wait()\n except BaseException: raise ImportError('swallowed') from None",
-        "try: wait()\n except BaseException: pass\n return 0",
-        "import weakref\n class A:\n  def __del__(self): wait()\n A()\n return 0",
-        "with interrupts.defer(): wait()\n return 0",
-    ],
-)
+@pytest.mark.parametrize("body", [
+    "try: wait()\n except BaseException: raise ImportError('swallowed') from None",
+    "try: wait()\n except BaseException: pass\n return 0",
+    "import weakref\n class A:\n  def __del__(self): wait()\n A()\n return 0",
+    "with interrupts.defer(): wait()\n return 0",
+])  # fmt: skip
 def test_an_interrupt_that_code_swallows_is_not_lost(tmp_path: Path, body: str) -> None:
     code = (
         f"{HEARING}{STARTED}\nimport sys, time\ndef wait():\n for _ in range(40): time.sleep(0.02)\n"

@@ -16,16 +16,12 @@ from npuc.errors import DataError
 from tests.cli.process import SYNTHETIC, Digits, npuc
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("compile", "--target", "easynpu", "-o", "out"),
-        ("compile", "--target", "nvdla-small", "-q", "-o", "out"),
-        ("compile", "--target", "bm1684", "--precision", "int8", "-o", "out"),
-        ("compile", "--target", "nvdla-full", "--precision", "int16", "-o", "out"),
-        ("quantize", "--target", "easynpu", "-o", "out"),
-    ],
-)
+@pytest.mark.parametrize("command", [
+    ("compile", "--target", "easynpu", "-o", "out"), ("compile", "--target", "nvdla-small", "-q", "-o", "out"),
+    ("compile", "--target", "bm1684", "--precision", "int8", "-o", "out"),
+    ("compile", "--target", "nvdla-full", "--precision", "int16", "-o", "out"),
+    ("quantize", "--target", "easynpu", "-o", "out"),
+])  # fmt: skip
 def test_integers_of_a_float_model_are_not_compiled_without_samples(
     digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:

@@ -115,23 +115,16 @@ def test_other_targets_have_parameters_of_their_own(model: Path) -> None:
     assert slow["clock_mhz"] == 500 and fast["clock_mhz"] == 1000 and slow["milliseconds"] > fast["milliseconds"]
 
 
-@pytest.mark.parametrize(
-    ("options", "hint"),
-    [
-        (("--grid", "psum_entires=1"), "Did you mean 'psum_entries'?"),
-        (("--grid", "name=a,b"), "no parameter 'name'"),
-        (("--grid", "psum_entries"), "NAME=VALUE"),
-        (("--grid", "psum_entries="), "NAME=VALUE"),
-        (("--grid", "psum_entries=many"), "a number, not 'many'"),
-        (("--grid", "psum_entries=-1"), "a number, not '-1'"),
-        (("--grid", "psum_write_first=1"), "true or false"),
-        (("--grid", "pe_rows=1", "--grid", "pe_rows=2"), "twice"),
-        (("--grid", "pe_rows=1", "--cost", "pe_row"), "Did you mean 'pe_rows'?"),
-        (("--grid", "pe_rows=1", "--jobs", "0"), "--jobs"),
-        (("--grid", "pe_rows=1", "--scheduler", "cluster"), "tcp://HOST:PORT"),
-        ((), "--grid"),
-    ],
-)
+@pytest.mark.parametrize(("options", "hint"), [
+    (("--grid", "psum_entires=1"), "Did you mean 'psum_entries'?"),
+    (("--grid", "name=a,b"), "no parameter 'name'"), (("--grid", "psum_entries"), "NAME=VALUE"),
+    (("--grid", "psum_entries="), "NAME=VALUE"), (("--grid", "psum_entries=many"), "a number, not 'many'"),
+    (("--grid", "psum_entries=-1"), "a number, not '-1'"), (("--grid", "psum_write_first=1"), "true or false"),
+    (("--grid", "pe_rows=1", "--grid", "pe_rows=2"), "twice"),
+    (("--grid", "pe_rows=1", "--cost", "pe_row"), "Did you mean 'pe_rows'?"),
+    (("--grid", "pe_rows=1", "--jobs", "0"), "--jobs"),
+    (("--grid", "pe_rows=1", "--scheduler", "cluster"), "tcp://HOST:PORT"), ((), "--grid"),
+])  # fmt: skip
 def test_a_wrong_grid_is_a_usage_error(model: Path, options: tuple[str, ...], hint: str) -> None:
     assert hint in npuc("sweep", model, "--target", "easynpu", *options).usage()
 

@@ -15,19 +15,15 @@ from npuc.cli import npuc as commands
 from tests.cli.process import PROBLEM, Digits, compiled, npuc
 
 
-@pytest.mark.parametrize(
-    ("arguments", "meant"),
-    [
-        (("compil", "x.onnx"), "compile"),
-        (("verfy",), "verify"),
-        (("compile", "x.onnx", "--targt", "easynpu"), "--target"),
-        (("compile", "x.onnx", "--target", "easynp"), "easynpu"),
-        (("compile", "x.onnx", "--target", "easynpu", "--isa", "document"), "documented"),
-        (("compile", "x.onnx", "--target", "easynpu", "--dump-after", "fold_constant"), "fold_constants"),
-        (("operators", "--target", "EasyNPU"), "easynpu"),
-        (("export", "x.npu", "--format", "readmem", "-o", "y"), "readmemh"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "meant"), [
+    (("compil", "x.onnx"), "compile"), (("verfy",), "verify"),
+    (("compile", "x.onnx", "--targt", "easynpu"), "--target"),
+    (("compile", "x.onnx", "--target", "easynp"), "easynpu"),
+    (("compile", "x.onnx", "--target", "easynpu", "--isa", "document"), "documented"),
+    (("compile", "x.onnx", "--target", "easynpu", "--dump-after", "fold_constant"), "fold_constants"),
+    (("operators", "--target", "EasyNPU"), "easynpu"),
+    (("export", "x.npu", "--format", "readmem", "-o", "y"), "readmemh"),
+])  # fmt: skip
 def test_an_unknown_name_comes_with_the_one_that_was_meant(arguments: tuple[str, ...], meant: str) -> None:
     message = npuc(*arguments).usage()
     assert f"'{meant}'" in message and "Did you mean" in message

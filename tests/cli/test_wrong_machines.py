@@ -29,29 +29,20 @@ def verifies(digits: Digits, tmp_path: Path) -> bool:
     return npuc("verify", digits.model, tmp_path / "o", "--data", digits.few).code == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "facts"),
-    [
-        (b"= =", ["cannot be read", "TOML"]),
-        (b"\xff\xfe\0", ["cannot be read"]),
-        (b"pes = 16\npes = 16", ["cannot be read"]),
-        (b"fmap_word = 1", ["unknown parameter 'fmap_word'", "fmap_words"]),
-        (b"[memories]\nfmap = 1", ["unknown parameter 'memories'"]),
-        (b"fmap_words = 'many'", ["fmap_words = 'many'", "type int"]),
-        (b"fmap_words = 1.5", ["fmap_words = 1.5", "type int"]),
-        (b"fmap_words = true", ["fmap_words = True", "type int"]),
-        (b"fmap_words = 1979-05-27", ["type int"]),
-        (b"fmap_words = 0", ["fmap_words = 0", "1.."]),
-        (b"fmap_words = -1", ["fmap_words = -1", "1.."]),
-        (b"fmap_words = 99999999999", ["24-bit"]),
-        (b"pes = 8", ["pes = 8", "16"]),
-        (b"weight_pad_entries = 257", ["1..256"]),
-        (b"name = 5", ["type str"]),
-        (b"psum_write_first = 1", ["type bool"]),
-        (b"ifmap_pad_sets = 3", ["ifmap_pad_sets = 3", "1 or 2"]),
-        (b"ifmap_pad_sets = 0", ["ifmap_pad_sets = 0", "1.."]),
-    ],
-)
+@pytest.mark.parametrize(("text", "facts"), [
+    (b"= =", ["cannot be read", "TOML"]), (b"\xff\xfe\0", ["cannot be read"]),
+    (b"pes = 16\npes = 16", ["cannot be read"]),
+    (b"fmap_word = 1", ["unknown parameter 'fmap_word'", "fmap_words"]),
+    (b"[memories]\nfmap = 1", ["unknown parameter 'memories'"]),
+    (b"fmap_words = 'many'", ["fmap_words = 'many'", "type int"]),
+    (b"fmap_words = 1.5", ["fmap_words = 1.5", "type int"]),
+    (b"fmap_words = true", ["fmap_words = True", "type int"]), (b"fmap_words = 1979-05-27", ["type int"]),
+    (b"fmap_words = 0", ["fmap_words = 0", "1.."]), (b"fmap_words = -1", ["fmap_words = -1", "1.."]),
+    (b"fmap_words = 99999999999", ["24-bit"]), (b"pes = 8", ["pes = 8", "16"]),
+    (b"weight_pad_entries = 257", ["1..256"]), (b"name = 5", ["type str"]),
+    (b"psum_write_first = 1", ["type bool"]), (b"ifmap_pad_sets = 3", ["ifmap_pad_sets = 3", "1 or 2"]),
+    (b"ifmap_pad_sets = 0", ["ifmap_pad_sets = 0", "1.."]),
+])  # fmt: skip
 def test_a_bad_description_gives_one_clear_block(
     digits: Digits, on: On, tmp_path: Path, text: bytes, facts: list[str]
 ) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import npuc
 from npuc.errors import ModelError, NpucError
 from npuc.onnx_files import standby
 from npuc.reference import session
 from tests.cli.process import npuc as command
+from tests.onnx_models import network
 
 FAST: Mapping[str, Any] = {"level": "0"}
 TARGETS = ("easynpu", "nvdla-small", "nvdla-full/fp16", "bm1684", "bm1684/int8")
@@ -24,15 +25,7 @@ TARGETS = ("easynpu", "nvdla-small", "nvdla-full/fp16", "bm1684", "bm1684/int8")
 def _model(
     nodes: list[onnx.NodeProto], x: list[int], y: dict[str, Any], constants: dict[str, Any], opset: int = 15
 ) -> onnx.ModelProto:
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [info("x", TensorProto.FLOAT, x)],
-        [info(name, TensorProto.FLOAT, shape) for name, shape in y.items()],
-        [numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return network(nodes, x, constants, " ".join(y), opset)
 
 
 def _random(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -147,18 +147,12 @@ def test_a_mask_is_a_large_constant_or_comes_from_inputs_without_layers(conditio
     assert (len(found) if isinstance(wanted, int) else found) == wanted
 
 
-@pytest.mark.parametrize(
-    ("head", "counts"),
-    [
-        ("y = LogSoftmax(z)", True),
-        ("y = ArgMax(z)", True),
-        ("y = Sigmoid(z)", False),
-        ("y = Identity(z)", False),
-        ("y = ReduceMax<axes = [1]>(z)", False),
-        ("t = ReduceMax<axes = [1]>(z)\n d = Sub(z, t)\n y = Exp(d)", True),
-        ("t = ReduceMax<axes = [1]>(s)\n d = Sub(z, t)\n y = Exp(d)", False),
-    ],
-)
+@pytest.mark.parametrize(("head", "counts"), [
+    ("y = LogSoftmax(z)", True), ("y = ArgMax(z)", True), ("y = Sigmoid(z)", False),
+    ("y = Identity(z)", False), ("y = ReduceMax<axes = [1]>(z)", False),
+    ("t = ReduceMax<axes = [1]>(z)\n d = Sub(z, t)\n y = Exp(d)", True),
+    ("t = ReduceMax<axes = [1]>(s)\n d = Sub(z, t)\n y = Exp(d)", False),
+])  # fmt: skip
 def test_only_operators_that_ignore_small_values_make_it_a_mask(head: str, counts: bool, tmp_path: Path) -> None:
     assert bool(masked_nodes(f"{LOGITS}\n z = Add(s, m)\n {head}", tmp_path)) == counts
 

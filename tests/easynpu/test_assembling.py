@@ -46,14 +46,10 @@ def changed(number: int, old: str, new: str) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize(
-    ("number", "old", "new", "cycles"),
-    [
-        (0, "y=2 x=2 yi=4 xi=4", "y=1 x=3 yi=3 xi=5", 17_392),
-        (5, "y=4 x=4 yi=6 xi=6", "y=2 x=4 yi=4 xi=6", 17_381),
-        (4, "x=2 yi=2 xi=4", "y=4 x=2 yi=8 xi=4", 17_411),
-    ],
-)
+@pytest.mark.parametrize(("number", "old", "new", "cycles"), [
+    (0, "y=2 x=2 yi=4 xi=4", "y=1 x=3 yi=3 xi=5", 17_392),
+    (5, "y=4 x=4 yi=6 xi=6", "y=2 x=4 yi=4 xi=6", 17_381), (4, "x=2 yi=2 xi=4", "y=4 x=2 yi=8 xi=4", 17_411),
+])  # fmt: skip
 def test_another_tile_has_the_cycles_that_a_simulation_cycle_by_cycle_counted(
     number: int, old: str, new: str, cycles: int
 ) -> None:
@@ -88,23 +84,19 @@ def test_memories_are_those_of_the_new_words() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("number", "old", "new", "reason", "limit"),
-    [
-        (0, "yi=4 xi=4", "yi=3 xi=4", "y' x' are 3 x 4, the tile needs 4 x 4", "= 4"),
-        (0, "yi=4 xi=4", "yi=5 xi=4", "y' x' are 5 x 4, the tile needs 4 x 4", "= 4"),
-        (0, "yi=4 xi=4", "yi=4 xi=3", "y' x' are 4 x 3", "likewise 4"),
-        (1, "y=4 x=8 yi=6 xi=10", "y=8 x=8 yi=10 xi=10", "100 entries", "ifmap_pad_entries = 64"),
-        (6, "y=2 x=2 yi=5 xi=5", "y=8 x=8 yi=17 xi=17", "289 entries", "ifmap_pad_entries = 64"),
-        (5, "Zs=2", "Zs=3", "Zs = 3 for 32", "Zs = 2"),
-        (3, "Ci=16", "Ci=8", "Ci != Co", "Ci = Co = 16"),
-        (4, "Sh=2", "Sh=0", "a stride of 0", "at least 1"),
-        (2, "add.fused", "add.fused Ph=1", "pixel by pixel", "Ph = Pw = 0"),
-        (7, "Ci=32", "Ci=64", "before they are loaded", None),
-        (0, "Hi=8 Wi=8", "Hi=9 Wi=9", "before it is written", None),
-        (7, "conv", "conv.fused", "ends within a chain", None),
-    ],
-)
+@pytest.mark.parametrize(("number", "old", "new", "reason", "limit"), [
+    (0, "yi=4 xi=4", "yi=3 xi=4", "y' x' are 3 x 4, the tile needs 4 x 4", "= 4"),
+    (0, "yi=4 xi=4", "yi=5 xi=4", "y' x' are 5 x 4, the tile needs 4 x 4", "= 4"),
+    (0, "yi=4 xi=4", "yi=4 xi=3", "y' x' are 4 x 3", "likewise 4"),
+    (1, "y=4 x=8 yi=6 xi=10", "y=8 x=8 yi=10 xi=10", "100 entries", "ifmap_pad_entries = 64"),
+    (6, "y=2 x=2 yi=5 xi=5", "y=8 x=8 yi=17 xi=17", "289 entries", "ifmap_pad_entries = 64"),
+    (5, "Zs=2", "Zs=3", "Zs = 3 for 32", "Zs = 2"), (3, "Ci=16", "Ci=8", "Ci != Co", "Ci = Co = 16"),
+    (4, "Sh=2", "Sh=0", "a stride of 0", "at least 1"),
+    (2, "add.fused", "add.fused Ph=1", "pixel by pixel", "Ph = Pw = 0"),
+    (7, "Ci=32", "Ci=64", "before they are loaded", None),
+    (0, "Hi=8 Wi=8", "Hi=9 Wi=9", "before it is written", None),
+    (7, "conv", "conv.fused", "ends within a chain", None),
+])  # fmt: skip
 def test_an_illegal_word_is_refused_with_its_line(
     number: int, old: str, new: str, reason: str, limit: str | None
 ) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
 
 from npuc.api import compile, verify
 from npuc.ir import Array
 from npuc.targets.easynpu.layers.convolutions import block_chunk, used_runs
+from tests.onnx_models import network, node
 
 MANY = 10_000
 """Pixels of a map so large that every cycle a pixel counts more than another word."""
@@ -57,11 +57,8 @@ def test_documented_words_compute_groups_whose_weights_are_loaded_apart(
     """
     random = np.random.default_rng(blocks)
     w = random.standard_normal((channels, channels // blocks, 3, 3)).astype(np.float32)
-    conv = helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1] * 4, group=blocks)
     shape = (1, channels, 6, 5)
-    x, y = (helper.make_tensor_value_info(name, 1, shape) for name in "xy")
-    graph = helper.make_graph([conv], "g", [x], [y], [numpy_helper.from_array(w, "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = network([node("Conv", "x w", "y", pads=[1] * 4, group=blocks)], shape, {"w": w})
     data = {"x": random.standard_normal((3, *shape)).astype(np.float32)}
     program = compile(model, "easynpu", calibration=data, isa="documented", strict=True)
     assert verify(model, program, data)["bit_exact"]

@@ -13,6 +13,8 @@ from npuc.ops import build
 from npuc.ops.attributes import PADDING, PADS
 from npuc.ops.interpreter import run
 from npuc.targets.easynpu.layers.rewrites import pads_cheaply, with_borders
+from npuc.targets.easynpu.layers.views import views_of
+from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from tests.passes.networks import network, node
 
 RANDOM = np.random.default_rng(3)
@@ -32,17 +34,14 @@ def padded(w: tuple[int, ...], attrs: Mapping[str, Attr], readers: int = 1) -> G
     return build("test", nodes, {"x": type(x)(x.shape, "int8")}, names, constants)
 
 
-@pytest.mark.parametrize(
-    ("w", "attrs", "copied"),
-    [
-        ((16, 16, 3, 3), {"pads": (1, 1, 1, 1)}, True),
-        ((16, 16, 3, 3), {"pads": (0, 1, 1, 0), "strides": (2, 2)}, True),
-        ((4, 4, 3, 3), {"pads": (0, 2, 2, 0), "dilations": (2, 2)}, True),
-        ((20, 1, 3, 3), {"pads": (1, 1, 1, 1), "group": 20}, True),
-        ((20, 1, 1, 1), {"pads": (1, 1, 1, 1), "group": 20}, False),
-        ((16, 1, 1, 1), {"pads": (1, 1, 1, 1)}, False),
-    ],
-)
+@pytest.mark.parametrize(("w", "attrs", "copied"), [
+    ((16, 16, 3, 3), {"pads": (1, 1, 1, 1)}, True),
+    ((16, 16, 3, 3), {"pads": (0, 1, 1, 0), "strides": (2, 2)}, True),
+    ((4, 4, 3, 3), {"pads": (0, 2, 2, 0), "dilations": (2, 2)}, True),
+    ((20, 1, 3, 3), {"pads": (1, 1, 1, 1), "group": 20}, True),
+    ((20, 1, 1, 1), {"pads": (1, 1, 1, 1), "group": 20}, False),
+    ((16, 1, 1, 1), {"pads": (1, 1, 1, 1)}, False),
+])  # fmt: skip
 def test_the_cheaper_of_both_has_the_same_results(
     w: tuple[int, ...], attrs: dict[str, Attr], copied: bool
 ) -> None:
@@ -58,6 +57,21 @@ def test_readers_with_the_same_padding_share_a_copy() -> None:
     graph = with_borders(padded((16, 16, 3, 3), {"pads": (1, 1, 1, 1)}, readers=2))
     assert [each.op for each in graph.nodes] == ["IntPixel", "IntConv", "IntConv", "IntConv"]
     assert len({each.inputs[0] for each in graph.nodes[2:]}) == 1
+
+
+@pytest.mark.parametrize(("rows", "columns", "inside"), [
+    ((0, 9), (0, 8), True), ((1, 8), (1, 7), True), ((2, 9), (0, 8), False), ((0, 7), (0, 8), False),
+    ((0, 9), (2, 8), False), ((0, 9), (0, 6), False),
+])  # fmt: skip
+def test_a_map_lies_in_its_copy_where_that_holds_all_of_it(
+    rows: tuple[int, int], columns: tuple[int, int], inside: bool
+) -> None:
+    """Rows 1..7 and columns 1..6 of the copy are the map."""
+    graph = with_borders(padded((16, 16, 3, 3), {"pads": (1, 1, 1, 1)}))
+    copy = graph.nodes[1].output
+    windows = {name: whole(graph, name) for name in graph.tensors if name not in graph.constants}
+    views = views_of(graph, graph.nodes, windows | {copy: MapWindow((0, 16), rows, columns)})
+    assert (views.tensors["x"].buffer == copy) is inside
 
 
 @pytest.mark.parametrize("name", ["x/padded1_1_1_1_-128", "x/padded1_1_1_1_-128/w", "padding/-128"])

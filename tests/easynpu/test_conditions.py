@@ -56,6 +56,15 @@ def test_a_chain_ends_where_the_document_has_it_end(name: str, layers: list[str]
     assert sorted(row["op"] for row in program.manifest["report"]["layers"]) == sorted(layers)
 
 
+def test_of_two_words_of_a_chain_the_last_one_gives_the_tensor(tmp_path: Path) -> None:
+    """The document has no depthwise word that rectifies."""
+    graph = network((1, 16, 6, 6), "y", node("Conv", "x w", "a", group=16), node("Relu", "a", "y"),
+        w=normal(1, 16, 1, 3, 3))  # fmt: skip
+    _, program = compiled_program(graph, samples_of(graph), Case("easynpu", "int8", isa="documented"), tmp_path)
+    words = [(each["mnemonic"], bool(each["tensor"])) for each in program.manifest["instructions"]]
+    assert words == [("dwconv.fused", False), ("relu", True)]
+
+
 def test_a_chain_ends_where_the_pads_are_full(tmp_path: Path) -> None:
     machine = tmp_path / "small.toml"
     machine.write_text("parameter_pad_entries = 24\n", encoding="ascii")
@@ -88,31 +97,33 @@ def test_slopes_are_one_or_one_per_channel(shape: tuple[int, ...], refused: bool
     assert bool(support.slope_per_channel(graph, graph.nodes[0])) is refused
 
 
-@pytest.mark.parametrize("isa", ["documented", "extended"])
-def test_joining_maps_of_the_host_for_the_host_takes_no_run(isa: str, tmp_path: Path) -> None:
-    """What is mirrored is the host's, and so is the last border, which waits for the rows to be joined."""
-    graph = network((1, 3, 6, 6), "y", node("Tanh", "x", "a"), node("Pad", "a", "b", mode="reflect",
-        pads=(0, 0, 1, 0, 0, 0, 2, 1)), node("Conv", "b w", "y"), w=np.random.default_rng(4).standard_normal((4, 3,
-        3, 3)).astype(np.float32) / 5)  # fmt: skip
-    assert _checked(graph, isa, tmp_path) in ("ok", HOSTED)
+MOVED = {
+    # What is mirrored is the host's, and so is the last border, which waits for the rows to be joined.
+    "maps that the host joins for itself": network((1, 3, 6, 6), "y", node("Tanh", "x", "a"),
+        node("Pad", "a", "b", mode="reflect", pads=(0, 0, 1, 0, 0, 0, 2, 1)), node("Conv", "b w", "y"),
+        w=normal(4, 4, 3, 3, 3)),
+    # Rows that the host cuts from a map reach the array behind a Reshape alone.
+    "a batch that only changes shape": network((1, 2, 3, 4), "y", node("Tanh", "x", "t"),
+        node("Reshape", "t", "r", shape=(3, 8)), node("Gemm", "r g", "a"),
+        node("Reshape", "a", "b", shape=(3, 5, 1, 1)), node("Conv", "b w", "y"), g=normal(5, 5, 8),
+        w=normal(6, 4, 5, 1, 1)),
+    # What the host repeats for the array is no tensor of the quantised network, but is moved.
+    "a row times a column": build("outer", (node("Mul", "c x", "y"),),
+        {"x": TensorType((1, 5)), "c": TensorType((5, 1))}, ["y"], {}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("isa", ["documented", "extended"])
-def test_a_batch_that_only_changes_shape_takes_no_run(isa: str, tmp_path: Path) -> None:
-    """Rows that the host cuts from a map reach the array behind a Reshape alone."""
-    graph = network((1, 2, 3, 4), "y", node("Tanh", "x", "t"), node("Reshape", "t", "r", shape=(3, 8)),
-        node("Gemm", "r g", "a"), node("Reshape", "a", "b", shape=(3, 5, 1, 1)), node("Conv", "b w", "y"),
-        g=np.random.default_rng(5).standard_normal((5, 8)).astype(np.float32) / 3,
-        w=np.random.default_rng(6).standard_normal((4, 5, 1, 1)).astype(np.float32) / 2)  # fmt: skip
-    assert _checked(graph, isa, tmp_path) in ("ok", HOSTED)
+@pytest.mark.parametrize("name", MOVED)
+def test_what_the_host_moves_is_exact(name: str, isa: str, tmp_path: Path) -> None:
+    assert _checked(MOVED[name], isa, tmp_path) in ("ok", HOSTED)
 
 
 @pytest.mark.parametrize("isa", ["documented", "extended"])
-def test_a_row_times_a_column_repeats_both(isa: str, tmp_path: Path) -> None:
-    """What the host repeats for the array is no tensor of the quantised network, but is moved."""
-    inputs = {"x": TensorType((1, 5)), "c": TensorType((5, 1))}
-    graph = build("outer", (node("Mul", "c x", "y"),), inputs, ["y"], {})
-    assert _checked(graph, isa, tmp_path) in ("ok", HOSTED)
+def test_a_gate_is_repeated_for_all_pixels(isa: str, tmp_path: Path) -> None:
+    graph = network((1, 16, 6, 6), "y", node("Conv", "x w", "a"), node("GlobalAveragePool", "a", "g"),
+        node("Mul", "a g", "y"), w=normal(1, 16, 16, 1, 1))  # fmt: skip
+    assert _checked(graph, isa, tmp_path) == "ok"
 
 
 def _checked(graph: Graph, isa: str, folder: Path) -> Finding | str:

@@ -86,37 +86,29 @@ def test_no_change_to_a_part_of_the_manifest_gives_a_traceback(
     assert refused or part == "target"
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "reason"),
-    [
-        (("steps",), None, "steps is None"),
-        (("steps", 1), 5, "steps[1] is 5"),
-        (("steps", 1, "kind"), "fpga", "steps[1] is of kind 'fpga'"),
-        (("steps", 1, "count"), "8", "steps[1].count is '8'"),
-        (("steps", 1, "count"), 9, "9 words are run, 8 are loaded"),
-        (("steps", 1, "count"), -1, "-1 words are run"),
-        (("init", 0, "words"), -8, "damaged"),
-        (("init", 0, "start"), 1, "do not fit"),
-        (("init", 0, "memory"), "fmap", "damaged"),
-        (("init", 0, "file"), "../itcm.bin", "damaged"),
-        (("init", 1, "address"), 10**6, "do not fit"),
-        (("steps", 1, "loads", 0, "tensor"), "nowhere", "nowhere"),
-        (("steps", 1, "loads", 0, "channels"), 0, "damaged"),
-        (("steps", 1, "loads", 0, "channels"), 2, "damaged"),
-        (("steps", 1, "loads", 0, "start"), [0, 0, 1], "damaged"),
-        (("steps", 1, "loads", 0, "start"), [0, 0], "start is [0, 0]"),
-        (("steps", 1, "loads", 0, "place", "base"), -1, "words -1"),
-        (("steps", 1, "loads", 0, "place", "memory"), "weight", "damaged"),
-        (("steps", 1, "stores", 0, "shape"), [1, 11], "cannot reshape"),
-        (("steps", 0, "op"), "NoSuchOperator", "cannot be computed"),
-        (("steps", 0, "attrs"), {}, "cannot be computed"),
-        (("steps", 0, "inputs"), ["nowhere"], "cannot be computed"),
-        (("steps", 0, "outputs"), [], "cannot be computed"),
-        (("machine", "pes"), 4, "machine of the artefact: pes = 4"),
-        (("machine", "fmap_words"), 1, "of the fmap DTCM"),
-        (("outputs", 0, "name"), "nowhere", "no step gives this output"),
-    ],
-)
+@pytest.mark.parametrize(("path", "value", "reason"), [
+    (("steps",), None, "steps is None"), (("steps", 1), 5, "steps[1] is 5"),
+    (("steps", 1, "kind"), "fpga", "steps[1] is of kind 'fpga'"),
+    (("steps", 1, "count"), "8", "steps[1].count is '8'"),
+    (("steps", 1, "count"), 9, "9 words are run, 8 are loaded"),
+    (("steps", 1, "count"), -1, "-1 words are run"), (("init", 0, "words"), -8, "damaged"),
+    (("init", 0, "start"), 1, "do not fit"), (("init", 0, "memory"), "fmap", "damaged"),
+    (("init", 0, "file"), "../itcm.bin", "damaged"), (("init", 1, "address"), 10**6, "do not fit"),
+    (("steps", 1, "loads", 0, "tensor"), "nowhere", "nowhere"),
+    (("steps", 1, "loads", 0, "channels"), 0, "damaged"), (("steps", 1, "loads", 0, "channels"), 2, "damaged"),
+    (("steps", 1, "loads", 0, "start"), [0, 0, 1], "damaged"),
+    (("steps", 1, "loads", 0, "start"), [0, 0], "start is [0, 0]"),
+    (("steps", 1, "loads", 0, "place", "base"), -1, "words -1"),
+    (("steps", 1, "loads", 0, "place", "memory"), "weight", "damaged"),
+    (("steps", 1, "stores", 0, "shape"), [1, 11], "cannot reshape"),
+    (("steps", 0, "op"), "NoSuchOperator", "cannot be computed"),
+    (("steps", 0, "attrs"), {}, "cannot be computed"),
+    (("steps", 0, "inputs"), ["nowhere"], "cannot be computed"),
+    (("steps", 0, "outputs"), [], "cannot be computed"),
+    (("machine", "pes"), 4, "machine of the artefact: pes = 4"),
+    (("machine", "fmap_words"), 1, "of the fmap DTCM"),
+    (("outputs", 0, "name"), "nowhere", "no step gives this output"),
+])  # fmt: skip
 def test_a_contradiction_is_named(
     program: Program, samples: Samples, path: tuple[Any, ...], value: Any, reason: str
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import npuc
 from npuc import program
@@ -22,6 +22,7 @@ from npuc.reference import session
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.export.assembling import expect_legal
 from tests.compiled import verified
+from tests.onnx_models import network
 
 EASYNPU = target("easynpu")
 WORD = 16
@@ -38,24 +39,9 @@ def _weights(name: str, *shape: int) -> dict[str, Array]:
     return {f"{name}.w": weights.astype(np.float32), f"{name}.b": bias.astype(np.float32)}
 
 
-def _model(
-    folder: Path,
-    nodes: Sequence[onnx.NodeProto],
-    x: Sequence[int],
-    y: Sequence[int | str],
-    constants: dict[str, Array],
-) -> Path:
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [value("x", TensorProto.FLOAT, [1, *x])],
-        [value("y", TensorProto.FLOAT, [1, *y])],
-        [numpy_helper.from_array(each, name) for name, each in constants.items()],
-    )
-    path = folder / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+def _model(folder: Path, nodes: Sequence[onnx.NodeProto], x: Sequence[int], constants: dict[str, Array]) -> Path:
+    onnx.save(network(nodes, [1, *x], constants), folder / "model.onnx")
+    return folder / "model.onnx"
 
 
 def _proved(model: Path, folder: Path, **options: Any) -> program.Program:
@@ -81,7 +67,7 @@ POINTWISE_WEIGHTS = 16 * (512 + 10)
 def test_a_map_larger_than_either_memory_lies_in_both(extents: tuple[int, int], tmp_path: Path) -> None:
     """512 channels of 49 and 70 pixels, in halves of 784 and 1,120 words of 1,280; 32 outputs leave at a time."""
     nodes = [_conv("x", "y", "c", kernel_shape=[1, 1])]
-    model = _model(tmp_path, nodes, [512, *extents], [256, *extents], _weights("c", 256, 512, 1, 1))
+    model = _model(tmp_path, nodes, [512, *extents], _weights("c", 256, 512, 1, 1))
     pixels = extents[0] * extents[1]
     assert _moved(_proved(model, tmp_path)) == (pixels * (32 + 16), POINTWISE_WEIGHTS)
 
@@ -89,7 +75,7 @@ def test_a_map_larger_than_either_memory_lies_in_both(extents: tuple[int, int], 
 def test_a_map_beside_which_no_result_has_room_goes_in_tiles(tmp_path: Path) -> None:
     """77 pixels leave 48 words in either memory, 16 outputs take 77: two tiles load the weights twice."""
     nodes = [_conv("x", "y", "c", kernel_shape=[1, 1])]
-    model = _model(tmp_path, nodes, [512, 7, 11], [256, 7, 11], _weights("c", 256, 512, 1, 1))
+    model = _model(tmp_path, nodes, [512, 7, 11], _weights("c", 256, 512, 1, 1))
     assert _moved(_proved(model, tmp_path)) == (77 * (32 + 16), 2 * POINTWISE_WEIGHTS)
 
 
@@ -108,7 +94,7 @@ def test_a_function_of_one_element_is_computed_as_its_map_is_loaded(first: str, 
         nodes = [helper.make_node("Sigmoid", ["x"], ["t"])]
         words = 7
     nodes.append(_conv("t", "y", "c", kernel_shape=[1, 1]))
-    model = _model(tmp_path, nodes, [512, 7, 7], [256, 7, 7], constants)
+    model = _model(tmp_path, nodes, [512, 7, 7], constants)
     found = _proved(model, tmp_path)
     assert _moved(found) == (49 * (32 + 16), POINTWISE_WEIGHTS + 16 * 2 * 5 + words)
 
@@ -120,7 +106,7 @@ def test_what_a_depthwise_layer_reads_is_loaded_channel_by_channel(tmp_path: Pat
         _conv("t", "y", "c", kernel_shape=[1, 1]),
     ]
     constants = _weights("c", 256, 512, 1, 1) | _weights("d", 512, 1, 3, 3)
-    model = _model(tmp_path, nodes, [512, 7, 7], [256, 7, 7], constants)
+    model = _model(tmp_path, nodes, [512, 7, 7], constants)
     parts = 16 * 2 * 5  # of 128 channels, where one of 256 leaves no room beside the other
     assert _moved(_proved(model, tmp_path)) == (49 * (32 + 16), POINTWISE_WEIGHTS + parts + 32 * 14)
 
@@ -137,7 +123,7 @@ def _dense_block(folder: Path, extent: int, layers: int) -> Path:
         joined, channels = f"j{at}", channels + 32
     nodes.append(_conv(joined, "y", "last", kernel_shape=[1, 1]))
     constants |= _weights("last", 16, channels, 1, 1)
-    return _model(folder, nodes, [256, extent, extent], [16, extent, extent], constants)
+    return _model(folder, nodes, [256, extent, extent], constants)
 
 
 def test_what_is_joined_again_and_again_is_stored_once(tmp_path: Path) -> None:
@@ -185,13 +171,13 @@ def test_every_other_channel_of_what_is_joined_is_counted(
         nodes.append(_conv(f"e{first}", f"c{first}", f"c{first}", kernel_shape=[1, 1]))
         constants |= _weights(f"c{first}", 8, count, 1, 1)
     nodes.append(helper.make_node("Concat", ["c0", "c1"], ["y"], "y", axis=1))
-    found = _proved(_model(tmp_path, nodes, [8, *extents], [16, *extents], constants), tmp_path)
+    found = _proved(_model(tmp_path, nodes, [8, *extents], constants), tmp_path)
     assert found.manifest["report"]["executed_macs"] == extents[0] * extents[1] * 8 * (2 * half) * 3
 
 
 def _average(folder: Path, channels: int, height: int, width: int) -> Path:
     nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"], "mean")]
-    return _model(folder, nodes, [channels, height, width], [channels, 1, 1], {})
+    return _model(folder, nodes, [channels, height, width], {})
 
 
 @pytest.mark.parametrize(
@@ -220,7 +206,7 @@ def test_a_map_that_no_dtcm_holds_stays_for_its_product(tmp_path: Path) -> None:
         helper.make_node("Mul", ["a", "g"], ["y"], "y"),
     ]
     constants = _weights("a", 96, 16, 1, 1) | _weights("g", 96, 96, 1, 1)
-    found = _proved(_model(tmp_path, nodes, [16, 3, 100], [96, 3, 100], constants), tmp_path)
+    found = _proved(_model(tmp_path, nodes, [16, 3, 100], constants), tmp_path)
     assert _moved(found)[0] == 300 + 1800
 
 
@@ -257,6 +243,6 @@ def test_documented_words_read_many_channels_as_more_columns(
 ) -> None:
     """[H, W, m C] has the bytes of [H, m W, C]: one word, whose weights are loaded once."""
     nodes = [_conv("x", "y", "c", kernel_shape=kernel, **attrs)]
-    model = _model(tmp_path, nodes, [channels, *extents], [16, "h", "w"], _weights("c", 16, channels, *kernel))
+    model = _model(tmp_path, nodes, [channels, *extents], _weights("c", 16, channels, *kernel))
     found = _proved(model, tmp_path, isa="documented", strict=True)
     assert _moved(found)[1] == 5 + channels * kernel[0] * kernel[1]

@@ -33,24 +33,15 @@ def test_every_word_of_a_defined_opcode_survives_disassembly_and_assembly(opcode
     assert assemble(line) == decode_word(value)
 
 
-@pytest.mark.parametrize(
-    ("line", "instruction"),
-    [
-        ("conv", Layer(opcode=0)),
-        ("conv_relu Hk=3 Wk=3", Layer(opcode=4, Hk=3, Wk=3)),
-        ("  dwconv.fused   Sh=2 ; a comment, Sw=9", Layer(opcode=0x21, Sh=2)),
-        ("maxpool.stored Hk=0x2", Layer(opcode=0x4E, Hk=2)),
-        ("add.fused.stored", Layer(opcode=0x76)),
-        ("add.stored.fused", Layer(opcode=0x76)),
-        ("src memory=1 base=100 row=0", Operand(opcode=0xC0, memory=1, base=100)),
-        ("ctl keep_psum=1", Control(opcode=0xC4, keep_psum=1)),
-        ("halt", Halt()),
-        ("word 0x1e", decode_word(0x1E)),
-        ("word 0x04", Layer(opcode=4, Sh=0, Sw=0)),
-        ("", None),
-        ("   ; only a comment", None),
-    ],
-)
+@pytest.mark.parametrize(("line", "instruction"), [
+    ("conv", Layer(opcode=0)), ("conv_relu Hk=3 Wk=3", Layer(opcode=4, Hk=3, Wk=3)),
+    ("  dwconv.fused   Sh=2 ; a comment, Sw=9", Layer(opcode=0x21, Sh=2)),
+    ("maxpool.stored Hk=0x2", Layer(opcode=0x4E, Hk=2)), ("add.fused.stored", Layer(opcode=0x76)),
+    ("add.stored.fused", Layer(opcode=0x76)),
+    ("src memory=1 base=100 row=0", Operand(opcode=0xC0, memory=1, base=100)),
+    ("ctl keep_psum=1", Control(opcode=0xC4, keep_psum=1)), ("halt", Halt()), ("word 0x1e", decode_word(0x1E)),
+    ("word 0x04", Layer(opcode=4, Sh=0, Sw=0)), ("", None), ("   ; only a comment", None),
+])  # fmt: skip
 def test_a_line_is_assembled_to_the_word_it_describes(line: str, instruction: object) -> None:
     assert assemble(line) == instruction
 

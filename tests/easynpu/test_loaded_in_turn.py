@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import npuc
 from npuc import program
@@ -22,6 +22,7 @@ from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.verification.metrics import Difference
 from tests.compiled import compilation, verified
+from tests.onnx_models import network
 
 EASYNPU = target("easynpu")
 SMALL = 'name = "small"\nweight_words = {weight}\nfmap_words = {maps}\nskip_words = {maps}\nitcm_words = {itcm}\n'
@@ -32,25 +33,14 @@ def _weights(*shape: int, seed: int = 0) -> Array:
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
 
 
-def _model(
-    path: Path, nodes: list[onnx.NodeProto], x: list[int], y: list[int], constants: dict[str, Array]
-) -> Path:
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [value("x", TensorProto.FLOAT, x)],
-        [value("y", TensorProto.FLOAT, y)],
-        [numpy_helper.from_array(each, name) for name, each in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+def _model(path: Path, nodes: list[onnx.NodeProto], x: list[int], constants: dict[str, Array]) -> Path:
+    onnx.save(network(nodes, x, constants), path)
     return path
 
 
 def _conv(path: Path, channels: int, outputs: int, extent: int, behind: str = "", **attrs: Any) -> Path:
     kernel, stride = attrs.get("kernel", 3), attrs.get("stride", 1)
     pad = kernel // 2
-    result = (extent + 2 * pad - kernel) // stride + 1
     nodes = [
         helper.make_node(
             "Conv", ["x", "w", "b"], ["c"], "conv", kernel_shape=[kernel] * 2, pads=[pad] * 4, strides=[stride] * 2
@@ -67,7 +57,7 @@ def _conv(path: Path, channels: int, outputs: int, extent: int, behind: str = ""
     constants = {"w": _weights(outputs, channels, kernel, kernel), "b": _weights(1, outputs, seed=1)[0]}
     if behind == "Relu Conv":
         constants["v"] = _weights(outputs, outputs, 1, 1, seed=2)
-    return _model(path, nodes, [1, channels, extent, extent], [1, outputs, result, result], constants)
+    return _model(path, nodes, [1, channels, extent, extent], constants)
 
 
 def _compiled(model: Path, folder: Path, **machine: int) -> tuple[program.Program, dict[str, Any]]:
@@ -83,20 +73,17 @@ def _taken(found: program.Program) -> int:
     return sum(each["fields"].get("take_psum", 0) for each in EASYNPU.listing(found))
 
 
-@pytest.mark.parametrize(
-    ("layer", "machine"),
-    [
-        ({"channels": 40, "outputs": 20, "extent": 6}, {"weight": 100}),
-        ({"channels": 40, "outputs": 20, "extent": 6}, {"weight": 100, "itcm": 7}),
-        ({"channels": 33, "outputs": 3, "extent": 17}, {"weight": 60, "maps": 400}),
-        ({"channels": 20, "outputs": 33, "extent": 9, "stride": 2}, {"weight": 64}),
-        ({"channels": 17, "outputs": 16, "extent": 5, "kernel": 5}, {"weight": 80}),
-        ({"channels": 300, "outputs": 8, "extent": 4, "kernel": 1}, {"weight": 100}),
-        ({"channels": 40, "outputs": 20, "extent": 6, "behind": "Sigmoid"}, {"weight": 100}),
-        ({"channels": 40, "outputs": 20, "extent": 6, "behind": "Relu Conv"}, {"weight": 120}),
-        ({"channels": 171, "outputs": 16, "extent": 10}, {}),
-    ],
-)
+@pytest.mark.parametrize(("layer", "machine"), [
+    ({"channels": 40, "outputs": 20, "extent": 6}, {"weight": 100}),
+    ({"channels": 40, "outputs": 20, "extent": 6}, {"weight": 100, "itcm": 7}),
+    ({"channels": 33, "outputs": 3, "extent": 17}, {"weight": 60, "maps": 400}),
+    ({"channels": 20, "outputs": 33, "extent": 9, "stride": 2}, {"weight": 64}),
+    ({"channels": 17, "outputs": 16, "extent": 5, "kernel": 5}, {"weight": 80}),
+    ({"channels": 300, "outputs": 8, "extent": 4, "kernel": 1}, {"weight": 100}),
+    ({"channels": 40, "outputs": 20, "extent": 6, "behind": "Sigmoid"}, {"weight": 100}),
+    ({"channels": 40, "outputs": 20, "extent": 6, "behind": "Relu Conv"}, {"weight": 120}),
+    ({"channels": 171, "outputs": 16, "extent": 10}, {}),
+])  # fmt: skip
 def test_a_convolution_larger_than_the_weight_memory_is_exact(
     layer: dict[str, Any], machine: dict[str, int], tmp_path: Path
 ) -> None:
@@ -115,7 +102,7 @@ def test_a_layer_that_fits_takes_no_psums(tmp_path: Path) -> None:
 def test_a_fully_connected_layer_of_many_inputs_is_exact(length: int, tmp_path: Path) -> None:
     nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm", transB=1)]
     constants = {"w": _weights(70, length), "b": _weights(1, 70, seed=1)[0]}
-    model = _model(tmp_path / "model.onnx", nodes, [1, length], [1, 70], constants)
+    model = _model(tmp_path / "model.onnx", nodes, [1, length], constants)
     found, report = _compiled(model, tmp_path, weight=200)
     assert report["bit_exact"]
     assert report["outputs"][0]["sqnr_db"] > 25
@@ -125,7 +112,7 @@ def test_a_fully_connected_layer_of_many_inputs_is_exact(length: int, tmp_path: 
 @pytest.mark.parametrize("size", [(40, 40), (41, 67), (7, 300), (80, 80)])
 def test_averages_of_any_size_are_near_the_mean(size: tuple[int, int], tmp_path: Path) -> None:
     nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"], "mean")]
-    model = _model(tmp_path / "model.onnx", nodes, [1, 20, *size], [1, 20, 1, 1], {})
+    model = _model(tmp_path / "model.onnx", nodes, [1, 20, *size], {})
     random = np.random.default_rng(1)
     x = (random.standard_normal((8, 1, 20, *size)) + random.standard_normal((8, 1, 20, 1, 1))).astype(np.float32)
     found = npuc.compile(model, "easynpu", calibration={"x": x}).run({"x": x})["y"]
@@ -142,13 +129,7 @@ def test_a_zero_point_around_a_layer_that_is_loaded_in_turn_is_exact(tmp_path: P
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "d"),
         helper.make_node("Conv", ["d", "w"], ["y"], "conv", pads=[1] * 4),
     ]
-    model = _model(
-        tmp_path / "model.onnx",
-        nodes,
-        [1, 40, 6, 6],
-        [1, 20, 6, 6],
-        {k: np.asarray(v) for k, v in constants.items()},
-    )
+    model = _model(tmp_path / "model.onnx", nodes, [1, 40, 6, 6], constants)
     found, report = _compiled(model, tmp_path, weight=100)
     assert report["bit_exact"]
     assert report["outputs"][0]["sqnr_db"] > 25
@@ -179,8 +160,7 @@ def test_parts_of_a_map_that_no_memory_holds_are_taken_by_the_host(op: str, tmp_
     else:
         nodes.append(helper.make_node(op, ["c", "starts", "ends", "axes"], ["p"], "slice"))
     nodes.append(helper.make_node("Relu", ["p"], ["y"], "relu"))
-    extents = [20, 20] if op == "AveragePool" else [39, 36]
-    model = _model(tmp_path / "model.onnx", nodes, [1, 24, 40, 40], [1, 24, *extents], constants)
+    model = _model(tmp_path / "model.onnx", nodes, [1, 24, 40, 40], constants)
     found, report = _compiled(model, tmp_path)
     assert report["bit_exact"]
     assert report["outputs"][0]["sqnr_db"] > 25
@@ -226,3 +206,15 @@ def test_taps_that_meet_only_padding_take_no_word(rows: int, taps: set[int]) -> 
 def test_channels_become_columns_as_far_as_fields_and_pads_allow(fields: dict[str, int], m: int) -> None:
     word = Layer(opcode=BY_MNEMONIC["conv"].opcode, **{"Ci": 512, "Wi": 9, "Wo": 9, "Hi": 9, "Ho": 9} | fields)
     assert columns_of_channels(word, Machine()) == m
+
+
+@pytest.mark.parametrize(("fields", "columns"), [
+    ({"Wk": 3, "Dw": 15}, [3]), ({"Wk": 3, "Dw": 16}, [1, 1, 1]),  # 4 bits of dilation less one
+    ({"Wk": 64}, [64]), ({"Wk": 65}, [33, 32]),  # 6 bits of columns less one
+])  # fmt: skip
+def test_a_word_has_as_many_columns_of_a_kernel_as_its_fields_state(
+    fields: dict[str, int], columns: list[int]
+) -> None:
+    word = Layer(opcode=BY_MNEMONIC["conv"].opcode, **{"Ci": 16, "Wi": 70, "Hi": 1, "Ho": 1, "Wo": 1} | fields)
+    parts = split_kernel(word, Machine(ifmap_pad_entries=128), dense=True)
+    assert [part.word.Wk for part in parts] == columns

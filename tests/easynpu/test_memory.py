@@ -135,18 +135,12 @@ def test_writing_through_a_place_changes_the_memory_of_every_sample() -> None:
     assert memory[:, :, 0].tolist() == [[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 2, 2, 0, 0]]
 
 
-@pytest.mark.parametrize(
-    ("place", "first", "last"),
-    [
-        (low_end("fmap", 95, 16, 3), 95, 100),
-        (low_end("fmap", 100, 16, 3), 100, 105),
-        (high_end("fmap", 5, 16, 3), -1, 4),
-        (high_end("fmap", 101, 16, 3), 95, 100),
-        (MapPlace("fmap", 0, -1, 0, 0), -1, 0),
-        (MapPlace("fmap", 0, 1 << 24, 1 << 24, 1), 0, 3 << 24),
-        (MapPlace("fmap", (1 << 24) - 1, 0, 0, 0), (1 << 24) - 1, (1 << 24) - 1),
-    ],
-)
+@pytest.mark.parametrize(("place", "first", "last"), [
+    (low_end("fmap", 95, 16, 3), 95, 100), (low_end("fmap", 100, 16, 3), 100, 105),
+    (high_end("fmap", 5, 16, 3), -1, 4), (high_end("fmap", 101, 16, 3), 95, 100),
+    (MapPlace("fmap", 0, -1, 0, 0), -1, 0), (MapPlace("fmap", 0, 1 << 24, 1 << 24, 1), 0, 3 << 24),
+    (MapPlace("fmap", (1 << 24) - 1, 0, 0, 0), (1 << 24) - 1, (1 << 24) - 1),
+])  # fmt: skip
 def test_a_map_that_leaves_the_memory_is_refused_with_its_words(place: MapPlace, first: int, last: int) -> None:
     with pytest.raises(ArtefactError) as caught:
         place.words(_dtcm(100), 2, 3, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from npuc.errors import ModelError
@@ -11,7 +12,9 @@ from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
 from npuc.targets.easynpu.layers import support
 from npuc.targets.easynpu.layers.nodes import OPERATORS, WORD_OP, interleaved, runs_on_array
+from npuc.targets.easynpu.layers.windows import needed, ranges_for
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.network.quantising import integer
 from tests.passes.networks import network, node
 
 
@@ -68,6 +71,7 @@ LAYERS = [
 def test_the_array_takes_one_image(layer: Node, batch: int) -> None:
     graph = network((batch, 4, 6, 6), "y", layer, w=(4, 4, 1, 1), s=0.5)
     assert (support.refusal(graph, layer, Machine()) is None) is (batch == 1)
+    assert (layer in integer(graph, Machine())) is (batch == 1)
 
 
 JOINED = node("Concat", "x x x x", "m", axis=1)
@@ -86,3 +90,12 @@ def test_only_a_concat_of_phases_is_interleaved(before: Node, move: Node, phases
     graph = build("g", [before, move], shapes, ["y"], {}, OPERATORS)
     found = interleaved(graph, move)
     assert len(found.inputs if found else ()) == phases
+    if found:  # rows 1..2 of the result are in blocks 0 and 1
+        rows = ranges_for(graph, [before, move], {"y": (np.array(1), np.array(3))}, 1)
+        assert [rows[name] for name in ("y", "x")] == [(0, 4), (0, 2)]
+
+
+def test_a_row_that_a_sum_repeats_is_needed_for_all_of_its_rows() -> None:
+    graph = network((1, 4, 5, 5), "y", node("ReduceMax", "x", "r", axes=(2,), keepdims=1), node("Add", "x r", "y"))
+    for name, rows in (("x", (3, 5)), ("r", (0, 1))):
+        assert needed(graph, graph.nodes[1], name, 1, np.array(3), np.array(5)) == rows

@@ -57,7 +57,7 @@ def test_most_random_networks_are_compiled(on_small_machines: Outcomes) -> None:
     assert sum(on_small_machines(seed)[1] for seed in range(20)) >= 15
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(7), *range(8, 12)])  # number 7 takes as long as all others
 def test_random_blocks_on_a_small_machine_are_bit_exact_or_refused(seed: int, tmp_path: Path) -> None:
     code, exact = outcome(tmp_path, seed, Blocks, level=str(seed % 2))
     assert exact or code in REFUSALS

@@ -44,8 +44,8 @@ def test_inputs_beyond_both_memories_are_loaded_once_with_their_weights(maps: in
 
 @pytest.mark.parametrize("maps", [150, 400])
 def test_every_tile_of_a_window_over_many_channels_agrees(maps: int, tmp_path: Path) -> None:
-    """576 channels of 6 x 7 pixels are 1,512 words, 40 outputs with a ReLU and a residual behind them."""
+    """304 channels of 6 x 7 pixels are 798 words, 40 outputs with a ReLU and a residual behind them."""
     text = "a = Conv <pads = [1, 1, 1, 1]> (x, w) b = Relu (a) c = Conv (b, v) d = Add (c, b) y = Relu (d)"
-    net = Net((1, 576, 6, 7), (1, 40, 6, 7), text, {"w": (40, 576, 3, 3), "v": (40, 40, 1, 1)})
+    net = Net((1, 304, 6, 7), (1, 40, 6, 7), text, {"w": (40, 304, 3, 3), "v": (40, 40, 1, 1)})
     found = proved(net, tmp_path, maps, 400)
-    assert found.manifest["report"]["segments"] > 40
+    assert found.manifest["report"]["segments"] > 20

@@ -111,7 +111,7 @@ def _run(
 
 def test_random_segments_give_the_same_tensors_side_by_side_as_in_turn() -> None:
     sizes, repeated, shared = Counter[int](), 0, 0
-    for seed in range(250):
+    for seed in range(120):
         drawn = Drawn(seed)
         feeds = {
             name: np.random.default_rng(seed).integers(-128, 128, (SAMPLES, 1, 32, 2, 4)).astype(np.int8)
@@ -127,7 +127,7 @@ def test_random_segments_give_the_same_tensors_side_by_side_as_in_turn() -> None
                 sizes[len(each.parts)] += 1
                 shared += len(each.parts[0]) > 1
                 repeated += each.resumes
-    assert sizes[2] > 50 and sizes[3] > 2 and shared > 100 and repeated > 20
+    assert sizes[2] > 25 and sizes[3] > 1 and shared > 50 and repeated > 10
 
 
 def _compiled(name: str, machine: str, folder: Path) -> Program:
@@ -138,16 +138,11 @@ def _compiled(name: str, machine: str, folder: Path) -> Program:
     return as_loaded(compilation(Request(path, target("easynpu"), options)).program)
 
 
-@pytest.mark.parametrize(
-    ("name", "machine"),
-    [
-        ("lenet", "weight_words = 900\n"),
-        ("resnet8", "fmap_words = 400\nskip_words = 400\n"),
-        ("unet_small", "fmap_words = 600\nskip_words = 600\nweight_words = 500\n"),
-        ("residual_awkward", "fmap_words = 300\nskip_words = 300\n"),
-        ("mobilenet_v1_025", "weight_words = 700\n"),
-    ],
-)
+@pytest.mark.parametrize(("name", "machine"), [
+    ("lenet", "weight_words = 900\n"), ("resnet8", "fmap_words = 400\nskip_words = 400\n"),
+    ("unet_small", "fmap_words = 600\nskip_words = 600\nweight_words = 500\n"),
+    ("residual_awkward", "fmap_words = 300\nskip_words = 300\n"), ("mobilenet_v1_025", "weight_words = 700\n"),
+])  # fmt: skip
 def test_a_program_of_many_tiles_gives_the_same_bits_and_layers_as_in_turn(
     name: str, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

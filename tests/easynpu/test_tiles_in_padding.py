@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
 
 from npuc.api import compile, verify
+from tests.onnx_models import network, node
 
 
 @pytest.mark.parametrize("kernel", [(3, 1), (1, 1)])
@@ -20,15 +20,8 @@ def test_they_hold_the_bias(
     """Every layer is as onnxruntime computes it; a window that sees only padding gives the bias."""
     random = np.random.default_rng(0)
     w, bias = random.standard_normal((8, 16, *kernel)), random.standard_normal(8)
-    values = {"w": w.astype(np.float32), "b": bias.astype(np.float32)}
-    types = [
-        helper.make_tensor_value_info(name, 1, shape)
-        for name, shape in (("x", (1, 16, 7, 11)), ("y", (1, 8, None, None)))
-    ]
-    conv = helper.make_node("Conv", ["x", "w", "b"], ["y"], "conv", pads=pads, strides=strides)
-    constants = [numpy_helper.from_array(value, name) for name, value in values.items()]
-    graph = helper.make_graph([conv], "g", types[:1], types[1:], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    conv = node("Conv", "x w b", "y", pads=pads, strides=strides)
+    model = network([conv], (1, 16, 7, 11), {"w": w, "b": bias})
     machine = tmp_path / "small.toml"
     machine.write_text("fmap_words = 96\nskip_words = 16\n")
     x = 1 + random.standard_normal((5, 16, 7, 11)).astype(np.float32)
@@ -44,13 +37,7 @@ def test_padding_behind_that_no_field_states_is_tiled(channels: int, kernel: int
     """A tile of n rows behind the map would take n - 1 + kernel rows of padding before it, of 15."""
     random = np.random.default_rng(0)
     w = random.standard_normal((channels, channels, kernel, kernel)).astype(np.float32)
-    conv = helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[padding] * 4)
-    x, y = (
-        helper.make_tensor_value_info(name, 1, shape)
-        for name, shape in (("x", (1, channels, 9, 9)), ("y", (1, channels, None, None)))
-    )
-    graph = helper.make_graph([conv], "g", [x], [y], [numpy_helper.from_array(w, "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = network([node("Conv", "x w", "y", pads=[padding] * 4)], (1, channels, 9, 9), {"w": w})
     data = {"x": 1 + random.standard_normal((3, 1, channels, 9, 9)).astype(np.float32)}
     program = compile(model, "easynpu", calibration=data, isa=isa, strict=True)
     assert verify(model, program, data)["bit_exact"]

@@ -129,18 +129,12 @@ def test_another_model_is_refused_and_compared_all_the_same_if_that_is_allowed(
 
 
 EVIDENCE = [
-    ("graph.json", b""),
-    ("graph.json", b"[]"),
-    ("graph.json", b"{}"),
-    ("graph.json", b"\xff"),
+    ("graph.json", b""), ("graph.json", b"[]"), ("graph.json", b"{}"), ("graph.json", b"\xff"),
     ("graph.json", b'{"tensors": {}, "layers": [{"tensor": "a"}]}'),
     ("graph.json", b'{"tensors": {"a": {"float": "b", "scale": 1.0, "shape": [1]}}, "layers": []}'),
-    ("graph.json", b'{"tensors": {"a": {}}, "layers": []}'),
-    ("graph.json", b'{"tensors": [], "layers": {}}'),
-    ("reference.onnx", b""),
-    ("reference.onnx", b"hello"),
-    ("reference.onnx", b"\x08\x08"),
-]
+    ("graph.json", b'{"tensors": {"a": {}}, "layers": []}'), ("graph.json", b'{"tensors": [], "layers": {}}'),
+    ("reference.onnx", b""), ("reference.onnx", b"hello"), ("reference.onnx", b"\x08\x08"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "content"), EVIDENCE)

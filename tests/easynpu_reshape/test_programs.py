@@ -120,15 +120,12 @@ def test_lanes_behind_the_last_channel_of_a_reshaped_map_are_zero() -> None:
     assert after[0, ::-1][:8, :6].any()
 
 
-@pytest.mark.parametrize(
-    ("word", "flags", "reason"),
-    [
-        (Reshape(Hi=2, Wi=2, Ci=16, Ho=2, Wo=3, Co=16), FUSED, "after the splits"),
-        (Reshape(Hi=3, Wi=2, Ci=16, Ho=3, Wo=2, Co=16), FUSED, "a fused word of another output size"),
-        (Reshape(Hi=256, Wi=4, Ci=16, Ho=256, Wo=4, Co=16), None, "of the fmap DTCM are addressed"),
-        (Reshape(Hi=64, Wi=6, Ci=16, Ho=64, Wo=6, Co=16), None, "it writes over another map of its chain"),
-    ],
-)
+@pytest.mark.parametrize(("word", "flags", "reason"), [
+    (Reshape(Hi=2, Wi=2, Ci=16, Ho=2, Wo=3, Co=16), FUSED, "after the splits"),
+    (Reshape(Hi=3, Wi=2, Ci=16, Ho=3, Wo=2, Co=16), FUSED, "a fused word of another output size"),
+    (Reshape(Hi=256, Wi=4, Ci=16, Ho=256, Wo=4, Co=16), None, "of the fmap DTCM are addressed"),
+    (Reshape(Hi=64, Wi=6, Ci=16, Ho=64, Wo=6, Co=16), None, "it writes over another map of its chain"),
+])  # fmt: skip
 def test_reshapes_that_no_machine_executes_are_refused(word: Reshape, flags: int | None, reason: str) -> None:
     writer = Writer(np.random.default_rng(5))
     if flags is not None:

@@ -100,15 +100,12 @@ def test_the_last_of_24_permutations_reverses_the_dimensions() -> None:
     assert rearrange(x, word).ravel().tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("word", "reason"),
-    [
-        (Reshape(perm=24), "permutation 24 of 24"),
-        (Reshape(Hi=3, Ho=1, Wo=2, split_h=2, onto_h=2), "H = 3 is split into 2 parts"),
-        (Reshape(Hi=4, Ho=2, Wo=1, split_h=2, onto_h=2), "N, H, W, C are [1, 2, 2, 1] after the splits"),
-        (Reshape(Hi=4, Ho=2, split_h=2, onto_h=0), "N, H, W, C are [2, 2, 1, 1] after the splits"),
-    ],
-)
+@pytest.mark.parametrize(("word", "reason"), [
+    (Reshape(perm=24), "permutation 24 of 24"),
+    (Reshape(Hi=3, Ho=1, Wo=2, split_h=2, onto_h=2), "H = 3 is split into 2 parts"),
+    (Reshape(Hi=4, Ho=2, Wo=1, split_h=2, onto_h=2), "N, H, W, C are [1, 2, 2, 1] after the splits"),
+    (Reshape(Hi=4, Ho=2, split_h=2, onto_h=0), "N, H, W, C are [2, 2, 1, 1] after the splits"),
+])  # fmt: skip
 def test_words_that_contradict_themselves_are_refused(word: Reshape, reason: str) -> None:
     with pytest.raises(ArtefactError) as caught:
         rearrange(np.zeros((1, word.Hi, word.Wi, word.Ci), np.int8), word)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from npuc.frontend import import_model
 from npuc.models import MODELS
@@ -20,6 +19,7 @@ from npuc.verification.metrics import Tolerance
 from tests.compiled import verified
 from tests.easynpu_rewrites.nets import NETS, Net
 from tests.graphs.drawn import drawn
+from tests.onnx_models import network, node
 from tests.passes.networks import assert_same_meaning
 
 EASYNPU = target("easynpu")
@@ -85,16 +85,7 @@ def test_steps_beyond_the_fields_of_a_word_are_bit_exact(
 ) -> None:
     random = np.random.default_rng(0)
     w = (random.standard_normal((8, 3, kernel, kernel)) / kernel).astype(np.float32)
-    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], name="y", kernel_shape=[kernel, kernel], **attrs)]
-    graph = helper.make_graph(
-        nodes,
-        "network",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, size, size])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(w, "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "m.onnx")
+    onnx.save(network([node("Conv", "x w", "y", **attrs)], (1, 3, size, size), {"w": w}), tmp_path / "m.onnx")
     _, report = verified(
         Request(tmp_path / "m.onnx", EASYNPU, Options(machine="large")), tmp_path, (3, 5), Tolerance()
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from npuc.ir import Array
 from npuc.program import Program, load, save
@@ -20,6 +20,7 @@ from npuc.target import Options, Request, target, usual_options
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.compiled import compilation, optimised
+from tests.onnx_models import network
 
 EASYNPU = target("easynpu")
 GOOD = Tolerance(sqnr_db=28, cosine=0.999)
@@ -27,18 +28,10 @@ TAILED = Tolerance(sqnr_db=15, cosine=0.98)
 """For functions whose largest values are rare: calibration on other samples does not see them all."""
 
 
-def model(
-    path: Path, nodes: Sequence[onnx.NodeProto], constants: Mapping[str, Array], x: Sequence[int], y: Sequence[int]
-) -> Path:
+def model(path: Path, nodes: Sequence[onnx.NodeProto], constants: Mapping[str, Array], x: Sequence[int]) -> Path:
     """An ONNX file from `x` to `y`, opset 20."""
-    graph = helper.make_graph(
-        nodes,
-        "network",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, y)],
-        [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+    held = {name: np.asarray(value, np.float32) for name, value in constants.items()}
+    onnx.save(network(nodes, x, held, opset=20), path)
     return path
 
 
@@ -82,26 +75,16 @@ def outcome(path: Path, tolerance: Tolerance = GOOD, **options: Any) -> Outcome:
 
 
 ACTIVATIONS: dict[str, dict[str, Any]] = {
-    "Sigmoid": {},
-    "HardSigmoid": {"alpha": 0.25, "beta": 0.4},
-    "Tanh": {},
-    "HardSwish": {},
-    "Gelu": {},
-    "Mish": {},
-    "Softplus": {},
-    "Softsign": {},
-    "Elu": {"alpha": 0.7},
-    "LeakyRelu": {"alpha": 0.2},
-    "Exp": {},
-    "Erf": {},
-    "Abs": {},
-}
+    "Sigmoid": {}, "HardSigmoid": {"alpha": 0.25, "beta": 0.4}, "Tanh": {}, "HardSwish": {}, "Gelu": {},
+    "Mish": {}, "Softplus": {}, "Softsign": {}, "Elu": {"alpha": 0.7}, "LeakyRelu": {"alpha": 0.2}, "Exp": {},
+    "Erf": {}, "Abs": {},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("op", ACTIVATIONS)
 def test_a_convolution_and_its_activation_become_one_chain(op: str, tmp_path: Path) -> None:
     nodes = [conv("x", "w", "a"), helper.make_node(op, ["a"], ["y"], name="y", **ACTIVATIONS[op])]
-    path = model(tmp_path / "m.onnx", nodes, {"w": weights(8, 3, 3, 3)}, (1, 3, 9, 9), (1, 8, 9, 9))
+    path = model(tmp_path / "m.onnx", nodes, {"w": weights(8, 3, 3, 3)}, (1, 3, 9, 9))
     found = outcome(path, TAILED if op == "Exp" else GOOD)
     assert found.layers == ["conv+act"]
     assert found.errors[0] is not None
@@ -126,7 +109,7 @@ def test_an_activation_spelled_in_several_nodes_becomes_one_table(
 ) -> None:
     numbers = {"three": np.array(3), "zero": np.array(0), "six": np.array(6)}
     constants = {"w": weights(20, 3, 3, 3, gain=3)} | (numbers if len(nodes) > 2 else {})
-    path = model(tmp_path / "m.onnx", [conv("x", "w", "a"), *nodes], constants, (1, 3, 9, 9), (1, 20, 9, 9))
+    path = model(tmp_path / "m.onnx", [conv("x", "w", "a"), *nodes], constants, (1, 3, 9, 9))
     assert outcome(path).layers == ["conv+act"]
 
 
@@ -145,7 +128,7 @@ def test_a_chain_goes_over_depthwise_convolution_addition_and_activation(tmp_pat
         "w2": weights(20, 1, 3, 3, seed=1),
         "w3": weights(20, 20, 3, 3, seed=2),
     }
-    path = model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 8), (1, 20, 8, 8))
+    path = model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 8))
     expected = ["conv+act", "dwconv+act", "conv+add+act"]
     found = outcome(path, Tolerance(22, 0.99))
     assert found.layers == expected
@@ -157,7 +140,7 @@ def test_an_activation_whose_input_is_read_again_stands_alone(tmp_path: Path) ->
         helper.make_node("Tanh", ["a"], ["b"]),
         helper.make_node("Add", ["a", "b"], ["y"]),
     ]
-    path = model(tmp_path / "m.onnx", nodes, {"w1": weights(8, 3, 3, 3)}, (1, 3, 8, 8), (1, 8, 8, 8))
+    path = model(tmp_path / "m.onnx", nodes, {"w1": weights(8, 3, 3, 3)}, (1, 3, 8, 8))
     assert outcome(path).layers == ["conv", "act", "add"]
 
 
@@ -172,13 +155,13 @@ def test_activations_stand_at_the_input_behind_pools_and_on_rows(tmp_path: Path)
         helper.make_node("Elu", ["f"], ["y"]),
     ]
     constants = {"w1": weights(18, 3, 3, 3), "w2": weights(7, 18 * 16, gain=3)}
-    found = outcome(model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 8), (1, 7)), Tolerance(22, 0.99))
+    found = outcome(model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 8)), Tolerance(22, 0.99))
     assert found.layers == ["act", "conv", "maxpool", "act", "conv", "act"]
 
 
 def test_more_than_256_channels_are_several_words_with_one_table_each(tmp_path: Path) -> None:
     nodes = [conv("x", "w", "a"), helper.make_node("HardSwish", ["a"], ["y"])]
-    path = model(tmp_path / "m.onnx", nodes, {"w": weights(300, 2, 3, 3)}, (1, 2, 12, 12), (1, 300, 12, 12))
+    path = model(tmp_path / "m.onnx", nodes, {"w": weights(300, 2, 3, 3)}, (1, 2, 12, 12))
     assert set(outcome(path).layers) == {"conv+act"}
 
 
@@ -192,7 +175,7 @@ def test_a_clip_is_a_saturating_relu_from_zero_and_a_table_elsewhere(
     limits = {"low": np.array(low)} | ({} if high is None else {"high": np.array(high)})
     nodes = [conv("x", "w", "a"), helper.make_node("Clip", ["a", *limits], ["y"])]
     constants = {"w": weights(8, 3, 3, 3)} | limits
-    assert outcome(model(tmp_path / "m.onnx", nodes, constants, (1, 3, 9, 9), (1, 8, 9, 9))).layers == layers
+    assert outcome(model(tmp_path / "m.onnx", nodes, constants, (1, 3, 9, 9))).layers == layers
 
 
 SLOPES = np.linspace(-1.3, 1.6, 20).reshape(20, 1, 1)
@@ -206,7 +189,7 @@ def prelu_model(path: Path, slopes: Array) -> Path:
         conv("c", "w2", "y"),
     ]
     constants = {"w1": weights(20, 3, 3, 3), "w2": weights(4, 20, 3, 3), "slopes": slopes}
-    return model(path, nodes, constants, (1, 3, 8, 8), (1, 4, 4, 4))
+    return model(path, nodes, constants, (1, 3, 8, 8))
 
 
 def test_a_slope_per_channel_is_a_word_of_the_extension(tmp_path: Path) -> None:
@@ -236,7 +219,7 @@ def test_the_verbose_report_names_the_error_of_the_tables(tmp_path: Path) -> Non
 
     nodes = [conv("x", "w", "a"), helper.make_node("Sigmoid", ["a"], ["b"]), conv("b", "w2", "y")]
     constants = {"w": weights(8, 3, 3, 3), "w2": weights(4, 8, 3, 3)}
-    path = model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 8), (1, 4, 8, 8))
+    path = model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 8))
     report = outcome(path).program.manifest["report"]
     header, first, second = compile_summary(report, (), path, verbose=True).splitlines()[-3:]
     assert header.endswith("table LSB")
@@ -256,7 +239,7 @@ def test_a_chain_ends_where_the_bias_and_scale_pads_are_full(tmp_path: Path) -> 
     names = ["a", *(f"t{number}" for number in range(len(ops) - 1)), "y"]
     nodes = [conv("x", "w", "a")]
     nodes += [helper.make_node(op, [x], [y]) for op, x, y in zip(ops, names, names[1:], strict=False)]
-    found = outcome(model(tmp_path / "m.onnx", nodes, {"w": weights(8, 3, 3, 3)}, (1, 3, 9, 9), (1, 8, 9, 9)))
+    found = outcome(model(tmp_path / "m.onnx", nodes, {"w": weights(8, 3, 3, 3)}, (1, 3, 9, 9)))
     assert found.layers == ["conv+act+act+act", "act+act"]  # a table takes 16 of 64 entries, the convolution one
 
 
@@ -270,5 +253,5 @@ def test_a_table_fills_the_parameter_pads_of_the_author(
     if len(layers) == 2:
         nodes = [conv("x", "w", "c"), helper.make_node("HardSwish", ["c"], ["y"], name="y")]
         constants = {"w": weights(channels, channels, 3, 3)}
-    found = outcome(model(tmp_path / "m.onnx", nodes, constants, x, x), machine="author", flags={"isa": isa})
+    found = outcome(model(tmp_path / "m.onnx", nodes, constants, x), machine="author", flags={"isa": isa})
     assert set(found.layers) == set(layers)

@@ -112,6 +112,12 @@ def test_a_table_takes_less_than_twenty_milliseconds() -> None:
     assert (time.process_time() - begin) / len(wanted) < 0.02
 
 
+def test_where_every_table_has_errors_one_with_the_fewest_is_chosen() -> None:
+    """The one with the fewest segments, twelve, has eight."""
+    exact = values("mish", 1 / 32, 0.4)
+    assert sum(distances(best_table(exact), exact)) == 6
+
+
 @st.composite
 def piecewise_linear(draw: st.DrawFn) -> tuple[Array, int]:
     """Results of a random table, and its number of segments."""

@@ -68,17 +68,12 @@ def test_offsets_have_four_bytes_and_results_saturate(offset: int, scale: int, r
     assert set(activation(words(block), EVERY).tolist()) == {result}
 
 
-@pytest.mark.parametrize(
-    ("block", "message"),
-    [
-        (table_block(starts=(-127, 0, 4)), "start at"),
-        (table_block(starts=(-128, 4, 0)), "start at"),
-        (table_block(scales=(-1,) * 15 + (-2,)), "shift scales"),
-        (table_block(scales=(1,) * 16), "shift scales"),
-        (table_block(scales=(-32,) * 16), "shift scales"),
-        (table_block(slopes=(127, 0, 0), offsets=(-(1 << 31), 0, 0)), "accumulator"),
-    ],
-)
+@pytest.mark.parametrize(("block", "message"), [
+    (table_block(starts=(-127, 0, 4)), "start at"), (table_block(starts=(-128, 4, 0)), "start at"),
+    (table_block(scales=(-1,) * 15 + (-2,)), "shift scales"), (table_block(scales=(1,) * 16), "shift scales"),
+    (table_block(scales=(-32,) * 16), "shift scales"),
+    (table_block(slopes=(127, 0, 0), offsets=(-(1 << 31), 0, 0)), "accumulator"),
+])  # fmt: skip
 def test_a_block_that_is_no_table_is_refused(block: bytes, message: str) -> None:
     with pytest.raises(ArtefactError, match=message):
         activation(words(block), EVERY)

@@ -94,23 +94,20 @@ NO_KEY = {"mask": BOOL & (np.arange(5) != 2)[:, None]}
 PAST = {**EQUAL, "mask": (5, 5), "past_k": (2, 4, 5, 8), "past_v": (2, 4, 5, 8)}
 
 
-@pytest.mark.parametrize(
-    ("model", "code", "reason"),
-    [
-        (_model("Attention", HEADS, is_causal=1), "E202", "5 queries and 7 keys with is_causal"),
-        (_model("Attention", HEADS, softcap=2.0), "E202", "the scores are limited"),
-        (_model("Attention", {**HEADS, "mask": (5, 7)}), "E106", "mask"),
-        (_model("Attention", {**EQUAL, "mask": (5, 5)}, is_causal=1), "E106", "mask"),
-        (_behind_a_layer((5, 5), EQUAL, is_causal=1), "E106", "made"),
-        (_model("Attention", HEADS, NO_KEY), "E202", "leaves a query no key"),
-        (_model("Attention", EQUAL, {"mask": np.arange(5) > 0}, is_causal=1), "E202", "leaves a query no key"),
-        (_model("Attention", HEADS, {"mask": BOOL[:, :6]}), "E202", "for 7 keys"),
-        (_model("Attention", PAST), "E202", "earlier keys"),
-        (_model("Attention", EQUAL, left_window_size=2, opset=25), "E202", "a window of the keys"),
-        (_model("Attention", FLAT), "E105", "0 heads"),
-        (_model("Attention", {**HEADS, "q": (1, 3, 5, 8)}), "E105", "3 heads of queries"),
-    ],
-)
+@pytest.mark.parametrize(("model", "code", "reason"), [
+    (_model("Attention", HEADS, is_causal=1), "E202", "5 queries and 7 keys with is_causal"),
+    (_model("Attention", HEADS, softcap=2.0), "E202", "the scores are limited"),
+    (_model("Attention", {**HEADS, "mask": (5, 7)}), "E106", "mask"),
+    (_model("Attention", {**EQUAL, "mask": (5, 5)}, is_causal=1), "E106", "mask"),
+    (_behind_a_layer((5, 5), EQUAL, is_causal=1), "E106", "made"),
+    (_model("Attention", HEADS, NO_KEY), "E202", "leaves a query no key"),
+    (_model("Attention", EQUAL, {"mask": np.arange(5) > 0}, is_causal=1), "E202", "leaves a query no key"),
+    (_model("Attention", HEADS, {"mask": BOOL[:, :6]}), "E202", "for 7 keys"),
+    (_model("Attention", PAST), "E202", "earlier keys"),
+    (_model("Attention", EQUAL, left_window_size=2, opset=25), "E202", "a window of the keys"),
+    (_model("Attention", FLAT), "E105", "0 heads"),
+    (_model("Attention", {**HEADS, "q": (1, 3, 5, 8)}), "E105", "3 heads of queries"),
+])  # fmt: skip
 def test_other_forms_are_refused(model: onnx.ModelProto, code: str, reason: str) -> None:
     with pytest.raises(NpucError) as refused:
         import_model(model)
@@ -160,29 +157,15 @@ FULL[2] = -np.inf
 ONE = np.full((4, 1), -np.inf, np.float32)
 RANDOM = np.random.default_rng(3)
 CONSTANTS = {
-    "w": RANDOM.normal(0, 0.5, (4, 4)).astype(np.float32),
-    "causal": CAUSAL,
-    "full": FULL,
-    "one": ONE,
-    "undefined": np.where(np.eye(4), np.nan, 0).astype(np.float32),
-    "kept": np.tri(4, dtype=bool),
-    "never": np.zeros((2, 1, 1), bool),
-    "always": np.ones((1, 4), bool),
-    "zero": np.float32(0),
-    "least": np.float32(-np.inf),
-    "low": np.float32(-3.4e38),
-    "some": np.float32(-4),
-    "epsilon": np.float32(1e-6),
-    "two": np.float32(2),
-    "three": np.array([2, 4, 4]),
-    "cube": np.float32(3),
-    "minus": np.float32(-2),
-    "huge": np.float32(1e20),
-    "tiny": np.float32(1e-30),
-    "bar": np.array([0, -np.inf, 0, 0], np.float32),
-    "variance": np.array([1, 2, -0.5, 1], np.float32),
+    "w": RANDOM.normal(0, 0.5, (4, 4)).astype(np.float32), "causal": CAUSAL, "full": FULL, "one": ONE,
+    "undefined": np.where(np.eye(4), np.nan, 0).astype(np.float32), "kept": np.tri(4, dtype=bool),
+    "never": np.zeros((2, 1, 1), bool), "always": np.ones((1, 4), bool), "zero": np.float32(0),
+    "least": np.float32(-np.inf), "low": np.float32(-3.4e38), "some": np.float32(-4),
+    "epsilon": np.float32(1e-6), "two": np.float32(2), "three": np.array([2, 4, 4]), "cube": np.float32(3),
+    "minus": np.float32(-2), "huge": np.float32(1e20), "tiny": np.float32(1e-30),
+    "bar": np.array([0, -np.inf, 0, 0], np.float32), "variance": np.array([1, 2, -0.5, 1], np.float32),
     "gain": np.linspace(0.5, 2, 4, dtype=np.float32),
-}
+}  # fmt: skip
 X = RANDOM.normal(0.3, 1, (2, 4, 4)).astype(np.float32)
 
 

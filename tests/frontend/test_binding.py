@@ -106,18 +106,12 @@ def test_a_named_dimension_is_bound_in_every_input() -> None:
     assert shapes == [[2, 3], [2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("b", 2.0, "one value is given"),
-        ("c", 2.0, "the model has no such input and no such dimension"),
-        ("?", 2.0, "the model has no such input and no such dimension"),
-        ("batch", 0.0, "0 is no extent"),
-        ("batch", 1.5, "1.5 is no extent"),
-        ("batch", float("inf"), "inf is no extent"),
-        ("batch", float("nan"), "nan is no extent"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "reason"), [
+    ("b", 2.0, "one value is given"), ("c", 2.0, "the model has no such input and no such dimension"),
+    ("?", 2.0, "the model has no such input and no such dimension"), ("batch", 0.0, "0 is no extent"),
+    ("batch", 1.5, "1.5 is no extent"), ("batch", float("inf"), "inf is no extent"),
+    ("batch", float("nan"), "nan is no extent"),
+])  # fmt: skip
 def test_nothing_else_may(name: str, value: float, reason: str) -> None:
     with pytest.raises(ModelError) as refused:
         with_bound(two_inputs("[1,1]", "[batch,3]"), {name: value})

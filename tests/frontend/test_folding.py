@@ -79,18 +79,13 @@ def test_a_constant_saturates_where_it_is_cast_to_eight_bits(kind: str, onnxrunt
     np.testing.assert_array_equal(run(import_model(model), feeds)["y"], wanted)
 
 
-@pytest.mark.parametrize(
-    ("attribute", "expected"),
-    [
-        ({"value": numpy_helper.from_array(np.array([[1, 2]], np.float32))}, np.array([[1, 2]], np.float32)),
-        ({"value_float": 1.5}, np.array(1.5, np.float32)),
-        ({"value_floats": [1.5, 2]}, np.array([1.5, 2], np.float32)),
-        ({"value_int": 3}, np.array(3)),
-        ({"value_ints": [3, 4]}, np.array([3, 4])),
-        ({"value_string": "ab"}, np.array("ab", object)),
-        ({"value_strings": ["ab", "c"]}, np.array(["ab", "c"], object)),
-    ],
-)
+@pytest.mark.parametrize(("attribute", "expected"), [
+    ({"value": numpy_helper.from_array(np.array([[1, 2]], np.float32))}, np.array([[1, 2]], np.float32)),
+    ({"value_float": 1.5}, np.array(1.5, np.float32)),
+    ({"value_floats": [1.5, 2]}, np.array([1.5, 2], np.float32)), ({"value_int": 3}, np.array(3)),
+    ({"value_ints": [3, 4]}, np.array([3, 4])), ({"value_string": "ab"}, np.array("ab", object)),
+    ({"value_strings": ["ab", "c"]}, np.array(["ab", "c"], object)),
+])  # fmt: skip
 def test_a_constant_node_may_hold_its_value_in_any_form(attribute: dict[str, Any], expected: Array) -> None:
     model = parse("g (float[1] x) => (y) { y = Constant <value_int = 0> () }")
     model.graph.node[0].CopyFrom(helper.make_node("Constant", [], ["y"], **attribute))
@@ -160,15 +155,11 @@ def test_an_attribute_that_a_call_leaves_out_has_the_functions_default(onnxrunti
     assert not model.graph.node[0].attribute
 
 
-@pytest.mark.parametrize(
-    ("body", "ops"),
-    [
-        ("a = Relu(x)\n y = Identity(a)", ["Relu"]),
-        ("y = Identity(x)", ["Identity"]),
-        ("a = Identity(x)\n b = Identity(a)\n y = Neg(b)", ["Neg"]),
-        ("a = Relu(x)\n y = Dropout(a)\n z = Neg(a)", ["Relu"]),
-    ],
-)
+@pytest.mark.parametrize(("body", "ops"), [
+    ("a = Relu(x)\n y = Identity(a)", ["Relu"]), ("y = Identity(x)", ["Identity"]),
+    ("a = Identity(x)\n b = Identity(a)\n y = Neg(b)", ["Neg"]),
+    ("a = Relu(x)\n y = Dropout(a)\n z = Neg(a)", ["Relu"]),
+])  # fmt: skip
 def test_identities_vanish_and_outputs_keep_their_names(body: str, ops: list[str]) -> None:
     graph = import_model(parse(f"g (float[2] x) => (y) {{ {body} }}"))
     assert graph.outputs == ("y",) and [node.op for node in graph.nodes] == ops

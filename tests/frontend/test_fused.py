@@ -128,20 +128,17 @@ def test_a_fused_node_is_read_as_onnxruntime_computes_it(name: str, tmp_path: Pa
         np.testing.assert_allclose(other, exact, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("case", "code"),
-    [
-        (fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3)], activation="Nothing"), "E202"),
-        (fed("FusedGemm", [(3, 5), (5, 4)], activation="Selu"), "E202"),
-        (fed("FusedMatMul", [(3, 5), (5, 4)], transBatchA=1), "E105"),
-        (fed("MatMulNBits", [(3, 32), *packed(4, 5, 32, 16, "none")], bits=4, N=5, K=33, block_size=16), "E105"),
-        (fed("MatMulNBits", [(3, 32), *packed(4, 5, 32, 16, "none")], bits=3, N=5, K=32, block_size=16), "E202"),
-        (fed("MatMulNBits", [(3, 32), *packed(4, 5, 32, 16, "none")], N=5, K=32), "E105"),
-        (fed("RotaryEmbedding", [(2, 3, 16), np.array([7]), *angles(9, 4)]), "E105"),
-        (fed("RotaryEmbedding", [(2, 3, 16), np.array([-1]), *angles(9, 4)]), "E105"),
-        (fed("RotaryEmbedding", [(2, 3, 16), np.array([1]), *angles(9, 4)], scale=2.0), "E202"),
-    ],
-)
+@pytest.mark.parametrize(("case", "code"), [
+    (fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3)], activation="Nothing"), "E202"),
+    (fed("FusedGemm", [(3, 5), (5, 4)], activation="Selu"), "E202"),
+    (fed("FusedMatMul", [(3, 5), (5, 4)], transBatchA=1), "E105"),
+    (fed("MatMulNBits", [(3, 32), *packed(4, 5, 32, 16, "none")], bits=4, N=5, K=33, block_size=16), "E105"),
+    (fed("MatMulNBits", [(3, 32), *packed(4, 5, 32, 16, "none")], bits=3, N=5, K=32, block_size=16), "E202"),
+    (fed("MatMulNBits", [(3, 32), *packed(4, 5, 32, 16, "none")], N=5, K=32), "E105"),
+    (fed("RotaryEmbedding", [(2, 3, 16), np.array([7]), *angles(9, 4)]), "E105"),
+    (fed("RotaryEmbedding", [(2, 3, 16), np.array([-1]), *angles(9, 4)]), "E105"),
+    (fed("RotaryEmbedding", [(2, 3, 16), np.array([1]), *angles(9, 4)], scale=2.0), "E202"),
+])  # fmt: skip
 def test_what_a_fused_node_may_not_be_is_refused(case: Any, code: str, tmp_path: Path) -> None:
     onnx.save(model_of(*case)[0], tmp_path / "m.onnx")
     with pytest.raises(NpucError) as caught:
@@ -222,14 +219,10 @@ def test_a_target_without_the_activation_runs_what_it_is_fused_with(case: Any, m
     assert [each.op for each in entry.problems] == [case[3]["activation"]]
 
 
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        {"activation": 3},
-        {"activation": "LeakyRelu", "activation_params": "0.2"},
-        {"activation": "LeakyRelu", "activation_params": [1]},
-    ],
-)
+@pytest.mark.parametrize("attributes", [
+    {"activation": 3}, {"activation": "LeakyRelu", "activation_params": "0.2"},
+    {"activation": "LeakyRelu", "activation_params": [1]},
+])  # fmt: skip
 def test_an_activation_of_another_type_is_refused(attributes: dict[str, Any], tmp_path: Path) -> None:
     onnx.save(model_of(*fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3)], **attributes))[0], tmp_path / "m.onnx")
     with pytest.raises(NpucError) as refused:

@@ -126,15 +126,11 @@ def test_a_scale_that_is_none_is_refused_by_name(scale: float) -> None:
     assert caught.value.problems[0].limit == "finite, above 0"
 
 
-@pytest.mark.parametrize(
-    ("constants", "code"),
-    [
-        ({"z": np.zeros(3, np.uint8)}, "E105"),
-        ({"z": np.array(0.0, np.float32)}, "E107"),
-        ({"s": np.ones(3, np.float32), "z": np.zeros(3, np.uint8)}, "E105"),
-        ({"s": np.array(1.0, np.float16)}, "E107"),
-    ],
-)
+@pytest.mark.parametrize(("constants", "code"), [
+    ({"z": np.zeros(3, np.uint8)}, "E105"), ({"z": np.array(0.0, np.float32)}, "E107"),
+    ({"s": np.ones(3, np.float32), "z": np.zeros(3, np.uint8)}, "E105"),
+    ({"s": np.array(1.0, np.float16)}, "E107"),
+])  # fmt: skip
 def test_scales_and_zero_points_that_contradict_are_refused(constants: dict[str, Array], code: str) -> None:
     model = _model("QuantizeLinear", X.astype(np.float32), {**S, **constants}, "x s z")
     with pytest.raises(NpucError, match=rf"{code}.*QuantizeLinear 'the_node'"):

@@ -57,15 +57,10 @@ def test_gemm_with_a_constant_weight(
     check(node, values, "b c", " ".join(ops), onnxruntime_values)
 
 
-@pytest.mark.parametrize(
-    ("node", "ops"),
-    [
-        ("Gemm (a, b, c)", "MatMul Add"),
-        ("Gemm (a, b)", "MatMul"),
-        ("Gemm <alpha = 2.0> (a, b)", "MatMul Mul"),
-        ("Gemm <alpha = 2.0, beta = 3.0> (a, b, c)", "MatMul Mul Mul Add"),
-    ],
-)
+@pytest.mark.parametrize(("node", "ops"), [
+    ("Gemm (a, b, c)", "MatMul Add"), ("Gemm (a, b)", "MatMul"), ("Gemm <alpha = 2.0> (a, b)", "MatMul Mul"),
+    ("Gemm <alpha = 2.0, beta = 3.0> (a, b, c)", "MatMul Mul Mul Add"),
+])  # fmt: skip
 def test_gemm_without_a_constant_weight(node: str, ops: str, onnxruntime_values: Reference) -> None:
     values = {"a": noise(3, 5), "b": noise(5, 4), "c": noise(4)}
     used = {name: value for name, value in values.items() if f"{name}" in node.split("(")[1]}
@@ -178,18 +173,13 @@ def test_conv_pads_automatically(auto_pad: str, more: dict[str, Any], onnxruntim
     compare("Conv", (3, 4, 2, 3), {"auto_pad": auto_pad, **more}, onnxruntime_values)
 
 
-@pytest.mark.parametrize(
-    "attrs",
-    [
-        {"auto_pad": "SAME_UPPER", "strides": [2, 3]},
-        {"auto_pad": "SAME_LOWER", "strides": [2, 3]},
-        {"auto_pad": "VALID", "strides": [2, 3]},
-        {"output_shape": [17, 16], "strides": [2, 2]},
-        {"output_shape": [18, 17], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
-        {"output_shape": [19, 18], "strides": [2, 2], "output_padding": [1, 1]},
-        {"output_shape": [17, 16], "strides": [2, 2], "kernel_shape": [4, 4]},
-    ],
-)
+@pytest.mark.parametrize("attrs", [
+    {"auto_pad": "SAME_UPPER", "strides": [2, 3]}, {"auto_pad": "SAME_LOWER", "strides": [2, 3]},
+    {"auto_pad": "VALID", "strides": [2, 3]}, {"output_shape": [17, 16], "strides": [2, 2]},
+    {"output_shape": [18, 17], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+    {"output_shape": [19, 18], "strides": [2, 2], "output_padding": [1, 1]},
+    {"output_shape": [17, 16], "strides": [2, 2], "kernel_shape": [4, 4]},
+])  # fmt: skip
 def test_conv_transpose_cuts_to_its_output_shape(attrs: dict[str, Any], onnxruntime_values: Reference) -> None:
     compare("ConvTranspose", (4, 3, 4, 4), attrs, onnxruntime_values)
 
@@ -202,14 +192,10 @@ def scaled(shape: str, offset: str, scale: str) -> onnx.ModelProto:
     )
 
 
-@pytest.mark.parametrize(
-    ("shape", "offset", "scale"),
-    [
-        ("[3]", "[1.5, -2.0, 0.25]", "[0.5, 3.0, -7.0]"),
-        ("[4,3]", "[1.5, -2.0, 0.25]", "[0.5, 3.0, -7.0]"),
-        ("[4,3]", "[1.5]", "[0.5]"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "offset", "scale"), [
+    ("[3]", "[1.5, -2.0, 0.25]", "[0.5, 3.0, -7.0]"), ("[4,3]", "[1.5, -2.0, 0.25]", "[0.5, 3.0, -7.0]"),
+    ("[4,3]", "[1.5]", "[0.5]"),
+])  # fmt: skip
 def test_a_scaler_subtracts_and_multiplies_feature_by_feature(shape: str, offset: str, scale: str) -> None:
     model = scaled(shape, offset, scale)
     x = {

@@ -102,15 +102,12 @@ def test_every_direction_has_its_own_activations() -> None:
         np.testing.assert_allclose(run(import_model(model), feed)[name], value, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("op", "attrs", "told"),
-    [
-        ("LSTM", {"clip": 1.0}, "the attribute clip is 1.0"),
-        ("LSTM", {"input_forget": 1}, "the attribute input_forget is 1"),
-        ("RNN", {"activations": ["Softsign"]}, "the activation is Softsign"),
-        ("GRU", {"steps": 65}, "the input is [65"),
-    ],
-)
+@pytest.mark.parametrize(("op", "attrs", "told"), [
+    ("LSTM", {"clip": 1.0}, "the attribute clip is 1.0"),
+    ("LSTM", {"input_forget": 1}, "the attribute input_forget is 1"),
+    ("RNN", {"activations": ["Softsign"]}, "the activation is Softsign"),
+    ("GRU", {"steps": 65}, "the input is [65"),
+])  # fmt: skip
 def test_other_forms_have_no_steps(op: str, attrs: dict[str, Any], told: str) -> None:
     with pytest.raises(NpucError, match=f"E202.*{re.escape(told)}"):
         import_model(model_of(op, **attrs))
@@ -195,14 +192,11 @@ def test_bm1684_runs_them_whole(op: str) -> None:
         np.testing.assert_allclose(outputs[each.name][0], value, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("op", "target", "options", "most"),
-    [
-        ("LSTM", "nvdla-full", Options(precision="fp16", level="0"), 2e-3),
-        ("GRU", "nvdla-full", Options(precision="int16", level="0"), 5e-3),
-        ("RNN", "nvdla-large", Options(precision="int8", level="0", allow=("recurrence",)), 0.1),
-    ],
-)
+@pytest.mark.parametrize(("op", "target", "options", "most"), [
+    ("LSTM", "nvdla-full", Options(precision="fp16", level="0"), 2e-3),
+    ("GRU", "nvdla-full", Options(precision="int16", level="0"), 5e-3),
+    ("RNN", "nvdla-large", Options(precision="int8", level="0", allow=("recurrence",)), 0.1),
+])  # fmt: skip
 def test_nvdla_runs_their_steps_without_the_host_between_them(
     op: str, target: str, options: Options, most: float
 ) -> None:

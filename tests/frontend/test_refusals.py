@@ -246,28 +246,25 @@ def test_a_wrong_weight_shape_is_refused_with_node_and_tensor() -> None:
     assert problem.limit == "[P, 3, K, T...]"
 
 
-@pytest.mark.parametrize(
-    ("node", "reason"),
-    [
-        (helper.make_node("Relu", ["x", "x"], ["y"]), "2 inputs"),
-        (helper.make_node("Relu", [], ["y"]), "0 inputs"),
-        (helper.make_node("Relu", [""], ["y"]), "input 0 is absent"),
-        (helper.make_node("Concat", ["x", ""], ["y"], axis=0), "input 1 is absent"),
-        (helper.make_node("Relu", ["x"], ["y", "z"]), "2 outputs"),
-        (helper.make_node("Relu", ["x"], ["y"], alpha=1.0), "no attribute 'alpha'"),
-        (helper.make_node("LeakyRelu", ["x"], ["y"], alpha=1), "'alpha' is INT, not FLOAT"),
-        (helper.make_node("Concat", ["x", "x"], ["y"]), "'axis' is missing"),
-        (helper.make_node("Softmax", ["x"], ["y"], axis=4), "axis 4"),
-        (helper.make_node("Transpose", ["x"], ["y"], perm=[0, 1]), "perm is [0, 1]"),
-        (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], auto_pad="SAME"), "auto_pad is 'SAME'"),
-        (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2]), "strides is [2]"),
-        (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2]), "a kernel of shape [2]"),
-        (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], pads=[1 << 40] * 4), "pads is"),
-        (helper.make_node("Pad", ["x", "x"], ["y"]), "input 1 is computed at run time"),
-        (helper.make_node("Reshape", ["x", "bad"], ["y"]), "do not fit into"),
-        (helper.make_node("Unsqueeze", ["x", "bad"], ["y"]), "axis 7"),
-    ],
-)
+@pytest.mark.parametrize(("node", "reason"), [
+    (helper.make_node("Relu", ["x", "x"], ["y"]), "2 inputs"),
+    (helper.make_node("Relu", [], ["y"]), "0 inputs"),
+    (helper.make_node("Relu", [""], ["y"]), "input 0 is absent"),
+    (helper.make_node("Concat", ["x", ""], ["y"], axis=0), "input 1 is absent"),
+    (helper.make_node("Relu", ["x"], ["y", "z"]), "2 outputs"),
+    (helper.make_node("Relu", ["x"], ["y"], alpha=1.0), "no attribute 'alpha'"),
+    (helper.make_node("LeakyRelu", ["x"], ["y"], alpha=1), "'alpha' is INT, not FLOAT"),
+    (helper.make_node("Concat", ["x", "x"], ["y"]), "'axis' is missing"),
+    (helper.make_node("Softmax", ["x"], ["y"], axis=4), "axis 4"),
+    (helper.make_node("Transpose", ["x"], ["y"], perm=[0, 1]), "perm is [0, 1]"),
+    (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], auto_pad="SAME"), "auto_pad is 'SAME'"),
+    (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2]), "strides is [2]"),
+    (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2]), "a kernel of shape [2]"),
+    (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], pads=[1 << 40] * 4), "pads is"),
+    (helper.make_node("Pad", ["x", "x"], ["y"]), "input 1 is computed at run time"),
+    (helper.make_node("Reshape", ["x", "bad"], ["y"]), "do not fit into"),
+    (helper.make_node("Unsqueeze", ["x", "bad"], ["y"]), "axis 7"),
+])  # fmt: skip
 def test_a_malformed_node_is_refused(node: onnx.NodeProto, reason: str) -> None:
     model = model_of(RELU)
     del model.graph.node[:]

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from npuc.ir import Array, Attr
+from npuc.ir import Attr
 from tests.graphs.drawing import Drawing, Shape
 
 Draw = Callable[[Drawing], object]
@@ -550,8 +550,3 @@ OPERATORS: Sequence[Draw] = (
     slope, slope, power, transposed_convolution, split, resize, resize, quantised_weights, constants_only, twins,
     cast, *[quantised_layer] * 3,
 )  # fmt: skip
-
-
-def value_of(net: Drawing, name: str) -> Array:
-    """The tensor in the first sample, or the constant."""
-    return net.constants.get(name, net.values[0].get(name, np.empty(0)))

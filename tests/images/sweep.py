@@ -17,12 +17,13 @@ from zlib import crc32
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import npuc as api
 from npuc.images import yuv
 from npuc.images.description import CHANNELS
 from npuc.ir import Array
+from tests.onnx_models import network
 
 PROCESSORS = (
     ("easynpu", "int8"), ("nvdla-small", "int8"), ("nvdla-large", "int8"), ("nvdla-full", "int8"),
@@ -190,15 +191,5 @@ def _model(case: Case, folder: Path, weights: Array) -> Path:
         nodes.append(helper.make_node(case.before, [last, *(["m"] if more is not None else [])], ["n"], "n"))
         last = "n"
     nodes.append(helper.make_node("Conv", [last, "w"], ["y"], "conv", pads=[case.pad] * 4))
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(each, key) for key, each in constants.items()],
-    )
-    model = onnx.shape_inference.infer_shapes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    )
-    onnx.save(model, folder / "net.onnx")
+    onnx.save(onnx.shape_inference.infer_shapes(network(nodes, shape, constants)), folder / "net.onnx")
     return folder / "net.onnx"

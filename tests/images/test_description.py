@@ -25,66 +25,47 @@ def refused(call: Any) -> str:
     return f"{problem.code} {problem.tensor}: {problem.reason} | {problem.limit}"
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"means": [1]}, "unknown key 'means'. Did you mean 'mean'?"),
-        ({"order": "grb"}, "order = 'grb'"),
-        ({"order": "nv12"}, "order = 'nv12' is what a camera gives"),
-        ({"frame": "i420"}, "frame = 'i420'"),
-        ({"frame": "nv12", "layout": "nchw"}, "layout = 'nchw' beside frame = 'nv12'"),
-        ({"frame": "nv12", "order": "gray"}, "frame = 'nv12' lacks channels"),
-        ({"std": 0}, "std = 0 | above 0"),
-        ({"std": [1, 0, 1]}, "std = [1, 0, 1] | above 0"),
-        ({"scale": -1}, "scale = -1 | above 0"),
-        ({"std": 1, "scale": 1}, "std and scale are both given"),
-        ({"mean": "grey"}, "mean = 'grey'"),
-        ({"mean": float("nan")}, "mean = nan"),
-        ({"mean": [True]}, "mean = [True]"),
-        ({"mean": []}, "mean = []"),
-        ({"mean": [1, 2]}, "mean has 2 values | one value, or 3 for order = 'rgb'"),
-        ({"order": "gray", "mean": [1, 2, 3]}, "mean has 3 values | one value, or 1 for order = 'gray'"),
-        ({"order": "rgb", "frame": "gray"}, "frame = 'gray' lacks channels"),
-        ({"order": "rgba", "frame": "bgr"}, "frame = 'bgr' lacks channels"),
-        ({"layout": "chw"}, "layout = 'chw'"),
-        ({"order": ["rgb"]}, "order = ['rgb']"),
-        ({"bits": 9}, "bits = 9. | 8, 10, 12, 16"),
-        ({"bits": "8"}, "bits = '8'"),
-        ({"bits": 8.0}, "bits = 8.0"),
-        ({"bits": 10, "frame": "yuyv"}, "bits = 10 beside frame = 'yuyv' | 8 bits"),
-        ({"resize": 0}, "resize = 0 | an integer, 1..16384"),
-        ({"resize": 2.5}, "resize = 2.5"),
-        ({"letterbox": 256}, "letterbox = 256 | an integer, 0..255"),
-        ({"letterbox": 114, "resize": 256}, "letterbox excludes resize"),
-        ({"crop": 224}, "crop = 224 without resize"),
-        ({"crop_ratio": 1.5}, "crop_ratio = 1.5"),
-        ({"interpolation": "area"}, "interpolation = 'area'"),
-        ({"labels": []}, "labels are no names"),
-        ({"preset": "imagnet"}, "preset = 'imagnet'. Did you mean 'imagenet'?"),
-        ({"order": "rgb", "x": {}}, "'order' stands beside the table of an input"),
-    ],
-)
+@pytest.mark.parametrize(("values", "said"), [
+    ({"means": [1]}, "unknown key 'means'. Did you mean 'mean'?"), ({"order": "grb"}, "order = 'grb'"),
+    ({"order": "nv12"}, "order = 'nv12' is what a camera gives"), ({"frame": "i420"}, "frame = 'i420'"),
+    ({"frame": "nv12", "layout": "nchw"}, "layout = 'nchw' beside frame = 'nv12'"),
+    ({"frame": "nv12", "order": "gray"}, "frame = 'nv12' lacks channels"), ({"std": 0}, "std = 0 | above 0"),
+    ({"std": [1, 0, 1]}, "std = [1, 0, 1] | above 0"), ({"scale": -1}, "scale = -1 | above 0"),
+    ({"std": 1, "scale": 1}, "std and scale are both given"), ({"mean": "grey"}, "mean = 'grey'"),
+    ({"mean": float("nan")}, "mean = nan"), ({"mean": [True]}, "mean = [True]"), ({"mean": []}, "mean = []"),
+    ({"mean": [1, 2]}, "mean has 2 values | one value, or 3 for order = 'rgb'"),
+    ({"order": "gray", "mean": [1, 2, 3]}, "mean has 3 values | one value, or 1 for order = 'gray'"),
+    ({"order": "rgb", "frame": "gray"}, "frame = 'gray' lacks channels"),
+    ({"order": "rgba", "frame": "bgr"}, "frame = 'bgr' lacks channels"), ({"layout": "chw"}, "layout = 'chw'"),
+    ({"order": ["rgb"]}, "order = ['rgb']"), ({"bits": 9}, "bits = 9. | 8, 10, 12, 16"),
+    ({"bits": "8"}, "bits = '8'"), ({"bits": 8.0}, "bits = 8.0"),
+    ({"bits": 10, "frame": "yuyv"}, "bits = 10 beside frame = 'yuyv' | 8 bits"),
+    ({"resize": 0}, "resize = 0 | an integer, 1..16384"), ({"resize": 2.5}, "resize = 2.5"),
+    ({"letterbox": 256}, "letterbox = 256 | an integer, 0..255"),
+    ({"letterbox": 114, "resize": 256}, "letterbox excludes resize"),
+    ({"crop": 224}, "crop = 224 without resize"), ({"crop_ratio": 1.5}, "crop_ratio = 1.5"),
+    ({"interpolation": "area"}, "interpolation = 'area'"), ({"labels": []}, "labels are no names"),
+    ({"preset": "imagnet"}, "preset = 'imagnet'. Did you mean 'imagenet'?"),
+    ({"order": "rgb", "x": {}}, "'order' stands beside the table of an input"),
+])  # fmt: skip
 def test_what_cannot_be_meant_is_refused_by_name(values: dict[str, Any], said: str) -> None:
     found = refused(lambda: describe(values))
     assert found.startswith("E405 ") and said in found
 
 
-@pytest.mark.parametrize(
-    ("values", "kind", "said"),
-    [
-        ({}, TensorType((1, 1, 28, 28)), "the input's shape is [1, 1, 28, 28] | [N, 3, H, W] or [N, H, W, 3]"),
-        ({"order": "gray"}, RGB["x"], "the input's shape is [1, 3, 224, 224] | [N, 1, H, W]"),
-        ({}, TensorType((3, 224, 224)), "the input's shape is [3, 224, 224]"),
-        ({}, TensorType((1, 3, 8, 8), "int64"), "the input's type is int64"),
-        ({"mean": 1}, TensorType((1, 3, 8, 8), "uint8"), "the input's type is uint8"),
-        ({"resize": 256, "crop": 200}, RGB["x"], "crop = 200 | the input has 224 x 224 pixels"),
-        ({"resize": 200}, RGB["x"], "resize = 200 | at least the input's 224 x 224 pixels"),
-        ({"frame": "nv12"}, TensorType((1, 3, 7, 8)), "frame = 'nv12' | even sides; the input has 7 x 8 pixels"),
-        ({"frame": "yuyv"}, TensorType((1, 3, 8, 7)), "frame = 'yuyv' | even sides"),
-        ({"bits": 12}, TensorType((1, 3, 8, 8), "uint8"), "the input's type is uint8"),
-        ({"resize": 100}, TensorType((1, 3, 64, 128)), "resize = 100 | at least the input's 64 x 128 pixels"),
-    ],
-)
+@pytest.mark.parametrize(("values", "kind", "said"), [
+    ({}, TensorType((1, 1, 28, 28)), "the input's shape is [1, 1, 28, 28] | [N, 3, H, W] or [N, H, W, 3]"),
+    ({"order": "gray"}, RGB["x"], "the input's shape is [1, 3, 224, 224] | [N, 1, H, W]"),
+    ({}, TensorType((3, 224, 224)), "the input's shape is [3, 224, 224]"),
+    ({}, TensorType((1, 3, 8, 8), "int64"), "the input's type is int64"),
+    ({"mean": 1}, TensorType((1, 3, 8, 8), "uint8"), "the input's type is uint8"),
+    ({"resize": 256, "crop": 200}, RGB["x"], "crop = 200 | the input has 224 x 224 pixels"),
+    ({"resize": 200}, RGB["x"], "resize = 200 | at least the input's 224 x 224 pixels"),
+    ({"frame": "nv12"}, TensorType((1, 3, 7, 8)), "frame = 'nv12' | even sides; the input has 7 x 8 pixels"),
+    ({"frame": "yuyv"}, TensorType((1, 3, 8, 7)), "frame = 'yuyv' | even sides"),
+    ({"bits": 12}, TensorType((1, 3, 8, 8), "uint8"), "the input's type is uint8"),
+    ({"resize": 100}, TensorType((1, 3, 64, 128)), "resize = 100 | at least the input's 64 x 128 pixels"),
+])  # fmt: skip
 def test_what_does_not_fit_the_model_is_refused_by_name(
     values: dict[str, Any], kind: TensorType, said: str
 ) -> None:

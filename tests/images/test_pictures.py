@@ -118,19 +118,14 @@ def test_pictures_fill_batches_and_are_streamed(tmp_path: Path, monkeypatch: pyt
         load([tmp_path], pairs, images=images)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "code", "said"),
-    [
-        ("a.jpg", b"", "E401", "no JPEG"),
-        ("a.png", b"no picture", "E401", "no PNG"),
-        ("missing.png", None, "E401", "No such file"),
-        ("renamed.png", "JPEG", "E401", "no PNG"),
-        ("deep.png", "I;16", "E402", "mode I;16"),
-        ("bomb.png", (60_000, 60_000), "E403", "more pixels than memory holds"),
-        ("large.png", (9_000, 9_000), "E403", "9000 x 9000 pixels"),
-        ("list.txt", b"sub\n", "E401", "lists no files"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "code", "said"), [
+    ("a.jpg", b"", "E401", "no JPEG"), ("a.png", b"no picture", "E401", "no PNG"),
+    ("missing.png", None, "E401", "No such file"), ("renamed.png", "JPEG", "E401", "no PNG"),
+    ("deep.png", "I;16", "E402", "mode I;16"),
+    ("bomb.png", (60_000, 60_000), "E403", "more pixels than memory holds"),
+    ("large.png", (9_000, 9_000), "E403", "9000 x 9000 pixels"),
+    ("list.txt", b"sub\n", "E401", "lists no files"),
+])  # fmt: skip
 def test_files_that_are_no_pictures_are_refused_by_name(
     tmp_path: Path, name: str, content: object, code: str, said: str
 ) -> None:

@@ -15,19 +15,13 @@ from npuc.models.exported import ExportedBuilder
 from tests.files import arrays, script
 
 SHAPES = {
-    "autoencoder": ((1, 640), (1, 640)),
-    "bc_resnet": ((1, 1, 40, 61), (1, 12)),
-    "detector": ((1, 3, 64, 64), (1, 6, 8, 8)),
-    "digits": ((1, 1, 8, 8), (1, 10)),
-    "ds_cnn": ((1, 1, 49, 10), (1, 12)),
-    "lenet": ((1, 1, 28, 28), (1, 10)),
-    "mobilenet_v1_025": ((1, 3, 96, 96), (1, 2)),
-    "mobilenet_v2": ((1, 3, 224, 224), (1, 1000)),
-    "residual_awkward": ((1, 3, 17, 23), (1, 7)),
-    "resnet8": ((1, 3, 32, 32), (1, 10)),
-    "small_cnn": ((1, 3, 64, 64), (1, 10)),
-    "unet_small": ((1, 1, 32, 32), (1, 1, 32, 32)),
-}
+    "autoencoder": ((1, 640), (1, 640)), "bc_resnet": ((1, 1, 40, 61), (1, 12)),
+    "detector": ((1, 3, 64, 64), (1, 6, 8, 8)), "digits": ((1, 1, 8, 8), (1, 10)),
+    "ds_cnn": ((1, 1, 49, 10), (1, 12)), "lenet": ((1, 1, 28, 28), (1, 10)),
+    "mobilenet_v1_025": ((1, 3, 96, 96), (1, 2)), "mobilenet_v2": ((1, 3, 224, 224), (1, 1000)),
+    "residual_awkward": ((1, 3, 17, 23), (1, 7)), "resnet8": ((1, 3, 32, 32), (1, 10)),
+    "small_cnn": ((1, 3, 64, 64), (1, 10)), "unet_small": ((1, 1, 32, 32), (1, 1, 32, 32)),
+}  # fmt: skip
 
 
 def _run(model: onnx.ModelProto, x: Any) -> Any:

@@ -31,16 +31,11 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["dump"], "wait for SDP_0"),
-        (["dump", "--format", "csv"], "index,word,text,nodes,tensor"),
-        (["dump", "--json"], '"instructions"'),
-        (["explain", "n0_Conv"], "CDMA.D_BANK"),
-        (["report", "-o", "page.html"], "page.html"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["dump"], "wait for SDP_0"), (["dump", "--format", "csv"], "index,word,text,nodes,tensor"),
+    (["dump", "--json"], '"instructions"'), (["explain", "n0_Conv"], "CDMA.D_BANK"),
+    (["report", "-o", "page.html"], "page.html"),
+])  # fmt: skip
 def test_a_program_is_listed_explained_and_reported(
     artefact: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,20 +43,13 @@ def expect_no_host(
     return report["compiled"]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "channels", "attrs"),
-    [
-        ((2, 2), 4, {"strides": [2, 2]}),
-        ((3, 3), 9, {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-        ((3, 3), 40, {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
-        ((4, 4), 4, {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 4}),
-        ((1, 1), 4, {"strides": [2, 2]}),
-        ((5, 4), 4, {"strides": [3, 1], "group": 2}),
-        ((3, 6), 4, {"strides": [2, 3], "pads": [1, 2, 0, 1]}),
-        ((3, 2), 4, {"strides": [2, 4], "dilations": [3, 6], "output_padding": [1, 3]}),
-        ((3, 3), 4, {}),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "channels", "attrs"), [
+    ((2, 2), 4, {"strides": [2, 2]}), ((3, 3), 9, {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((3, 3), 40, {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+    ((4, 4), 4, {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 4}), ((1, 1), 4, {"strides": [2, 2]}),
+    ((5, 4), 4, {"strides": [3, 1], "group": 2}), ((3, 6), 4, {"strides": [2, 3], "pads": [1, 2, 0, 1]}),
+    ((3, 2), 4, {"strides": [2, 4], "dilations": [3, 6], "output_padding": [1, 3]}), ((3, 3), 4, {}),
+])  # fmt: skip
 @PRECISIONS
 def test_a_transposed_convolution_leaves_nothing_to_the_host(
     kernel: tuple[int, int], channels: int, attrs: dict[str, Any], name: str, precision: str, tmp_path: Path
@@ -208,14 +201,11 @@ def test_maps_side_by_side_are_interleaved_line_by_line(name: str, tmp_path: Pat
     assert interleaving["jobs"] == {"nvdla-small": 2 * 5, "nvdla-large": 2 * 2, "nvdla-full": 1}[name]
 
 
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        [node("ConvTranspose", "x w", "y", strides=[2, 2], pads=[1, 1, 1, 1])],
-        [node("Conv", "x w", "a"), node("DepthToSpace", "a", "y", blocksize=2, mode="CRD")],
-        [node("Conv", "x w", "a"), node("SpaceToDepth", "a", "y", blocksize=2)],
-    ],
-)
+@pytest.mark.parametrize("nodes", [
+    [node("ConvTranspose", "x w", "y", strides=[2, 2], pads=[1, 1, 1, 1])],
+    [node("Conv", "x w", "a"), node("DepthToSpace", "a", "y", blocksize=2, mode="CRD")],
+    [node("Conv", "x w", "a"), node("SpaceToDepth", "a", "y", blocksize=2)],
+])  # fmt: skip
 def test_fp16_leaves_nothing_to_the_host(nodes: list[onnx.NodeProto], tmp_path: Path) -> None:
     report = verified(
         network(nodes, (1, 8, 6, 8), {"w": weights(8, 8, 3, 3)}), tmp_path, "nvdla-full", precision="fp16"

@@ -19,7 +19,7 @@ from npuc.targets.nvdla.quantisation.sums import COLUMN, Sums, two_stages
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.compiled import compilation
-from tests.onnx_models import parse
+from tests.onnx_models import network, node, parse
 
 
 def _after(sums: Array, stages: tuple[SdpStage, SdpStage], operands: dict[str, Array]) -> Array:
@@ -88,17 +88,9 @@ def test_a_sum_of_any_two_integers_is_onnxruntimes(case: str, name: str, tmp_pat
 def test_float_weights_that_are_integers_of_nine_bits_stay_as_they_are(tmp_path: Path) -> None:
     random = np.random.default_rng(9)
     w = (random.integers(-255, 256, (2, 3, 3, 3)) / 256).astype(np.float32)
-    make, value, kind = onnx.helper.make_node, onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
-    graph = onnx.helper.make_graph(
-        [make("Conv", ["x", "w"], ["y"], "conv", pads=[1, 1, 1, 1])],
-        "g",
-        [value("x", kind, [1, 3, 8, 8])],
-        [value("y", kind, [1, 2, 8, 8])],
-        [onnx.numpy_helper.from_array(w, "w")],
-    )
     model, machine = tmp_path / "nine.onnx", target("nvdla-small")
-    opsets = [onnx.helper.make_opsetid("", 13)]
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), model)
+    conv = node("Conv", "x w", "y", pads=[1, 1, 1, 1])
+    onnx.save(network([conv], (1, 3, 8, 8), {"w": w}, opset=13), model)
     x = random.integers(0, 256, (8, 1, 3, 8, 8)).astype(np.float32)  # whole: steps of 1, so weights are kept
     samples = data.Samples({"x": x})
     np.savez(tmp_path / "x.npz", x=x)

@@ -170,6 +170,13 @@ def test_a_gate_that_joins_a_concatenation_is_an_operand_too(tmp_path: Path) -> 
     expect_exact(verified(network(nodes, (1, 20, 3, 3), {"w": weights(20, 20, 1, 1)}), tmp_path))
 
 
+def test_an_operand_per_channel_that_lies_alone_is_read_where_it_is(tmp_path: Path) -> None:
+    nodes = [node("GlobalAveragePool", "x", "a"), node("Conv", "a w", "b"), node("Mul", "x b", "y")]
+    made = compiled(network(nodes, (1, 20, 3, 3), {"w": weights(20, 20, 1, 1)}), tmp_path)[2]
+    layers = made.manifest["report"]["layers"]
+    assert [each["op"] for each in layers] == ["pooling", "convolution", "elementwise"]
+
+
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
 def test_winograd_gives_no_operand_per_channel(precision: str, tmp_path: Path) -> None:
     nodes = [

@@ -43,14 +43,10 @@ def test_a_network_is_bit_exact(model: str, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the trained networks are not here")
-@pytest.mark.parametrize(
-    ("model", "task", "name"),
-    [
-        ("tiny_resnet8_fp32", "cifar20_resnet8", "nvdla-small"),
-        ("tiny_resnet8_fp32", "cifar20_resnet8", "nvdla-full"),
-        ("mnist_cnn", "mnist_cnn", "nvdla-large"),
-    ],
-)
+@pytest.mark.parametrize(("model", "task", "name"), [
+    ("tiny_resnet8_fp32", "cifar20_resnet8", "nvdla-small"),
+    ("tiny_resnet8_fp32", "cifar20_resnet8", "nvdla-full"), ("mnist_cnn", "mnist_cnn", "nvdla-large"),
+])  # fmt: skip
 def test_a_trained_network_keeps_its_classes(model: str, task: str, name: str, tmp_path: Path) -> None:
     path = SHARED / "models" / f"{model}.onnx"
     calibration = SHARED / "tasks" / task / "calibration.npz"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from npuc.ir import Array, Attr, Node, TensorType
 from npuc.ops import build
@@ -25,6 +25,7 @@ from tests.nvdla import plain
 from tests.nvdla.against_plain import compared
 from tests.nvdla.networks import verified
 from tests.nvdla.programs import RESULT, SOURCE, memory
+from tests.onnx_models import network
 
 TARGETS = (
     ("nvdla-small", "int8"),
@@ -45,12 +46,12 @@ def pools(windows: list[tuple[int, int, int]], seed: int, *, behind: bool) -> on
     """
     random = np.random.default_rng(seed)
     nodes: list[onnx.NodeProto] = []
-    inputs: dict[int, onnx.ValueInfoProto] = {}
+    inputs: dict[str, tuple[int, ...]] = {}
     w = random.standard_normal((8, 3, 1, 1)).astype(np.float32)
     for number, (kernel, stride, width) in enumerate(windows):
         op = ("MaxPool", "AveragePool")[number % 2]
         x, height = f"x{width}", 11 + width % 7
-        inputs[width] = helper.make_tensor_value_info(x, TensorProto.FLOAT, (1, 3, height, width))
+        inputs[x] = (1, 3, height, width)
         if behind:
             nodes.append(helper.make_node("Conv", [x, "w"], [f"c{number}"]))
             x = f"c{number}"
@@ -70,12 +71,8 @@ def pools(windows: list[tuple[int, int, int]], seed: int, *, behind: bool) -> on
                 op, [x], [f"y{number}"], kernel_shape=[high, kernel], strides=[down, stride], pads=pads, **attrs
             )
         )
-    outputs = [
-        helper.make_tensor_value_info(f"y{number}", TensorProto.FLOAT, None) for number in range(len(windows))
-    ]
-    constants = [numpy_helper.from_array(w, "w")] if behind else []
-    graph = helper.make_graph(nodes, "pools", list(inputs.values()), outputs, constants)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=8)
+    outputs = " ".join(f"y{number}" for number in range(len(windows)))
+    made = network(nodes, inputs, {"w": w} if behind else {}, outputs, 19)
     return onnx.shape_inference.infer_shapes(made, strict_mode=True)
 
 

@@ -127,14 +127,10 @@ def test_the_largest_output_is_that_of_onnxruntimes_own_integers(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("network", "form"),
-    [
-        *product(("digits", "gated"), FORMS),
-        ("unet_small", "QDQ, unsigned weights"),
-        ("unet_small", "QOperator, signed"),
-    ],
-)
+@pytest.mark.parametrize(("network", "form"), [
+    *product(("digits", "gated"), FORMS), ("unet_small", "QDQ, unsigned weights"),
+    ("unet_small", "QOperator, signed"),
+])  # fmt: skip
 def test_what_onnxruntime_quantises_keeps_its_scales(network: str, form: str, tmp_path: Path) -> None:
     made, activations, weights, symmetric, per_channel, opset = FORMS[form]
     model = quantised(

@@ -89,14 +89,10 @@ def test_fields_are_set_by_number_or_by_name() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"DATA_BANK": 32}, "DATA_BANK = 32 does not fit in 5 bits"),
-        ({"BANK": 1}, "no field BANK"),
-        ({"DATA_BANK": "MANY"}, "DATA_BANK has no value MANY"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "reason"), [
+    ({"DATA_BANK": 32}, "DATA_BANK = 32 does not fit in 5 bits"), ({"BANK": 1}, "no field BANK"),
+    ({"DATA_BANK": "MANY"}, "DATA_BANK has no value MANY"),
+])  # fmt: skip
 def test_a_field_that_cannot_be_is_refused(fields: dict[str, int | str], reason: str) -> None:
     with pytest.raises(EncodingError) as caught:
         register_map("nv_small")["CDMA.D_BANK"].value(**fields)

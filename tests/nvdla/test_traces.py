@@ -105,21 +105,18 @@ def test_a_wrong_result_does_not_pass() -> None:
     assert not SAMPLE.checks[0].holds(memory)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("reg_write(NVDLA_CDMA.D_NOTHING_0, 0x1);", "no register"),
-        ("reg_wrote(NVDLA_CDMA.D_BANK_0, 0x1);", "not understood"),
-        ("reg_write(NVDLA_CDMA.D_BANK_0, twelve);", "not understood"),
-        ("reg_write(NVDLA_CDMA.D_BANK_0);", "not understood"),
-        ("poll_field_equal(NVDLA_CDMA.D_BANK_0, BANK, 1);", "not understood"),
-        ("mem_init(pri_mem, 0x0, 0x10, ALL_SEVEN);", "not understood"),
-        ('mem_load(pri_mem, 0x0, "absent.dat");', "cannot be read"),
-        ("mem_load(pri_mem, 0x0, absent.dat, sync_id_0);", "not understood"),
-        ("mem_init(pri_mem, 0x0, 0x10, ALL_ZERO, sync_id_0);", "not understood"),
-        ("poll_reg_greater(NVDLA_CDMA.D_BANK_0, 0x1);", "not understood"),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason"), [
+    ("reg_write(NVDLA_CDMA.D_NOTHING_0, 0x1);", "no register"),
+    ("reg_wrote(NVDLA_CDMA.D_BANK_0, 0x1);", "not understood"),
+    ("reg_write(NVDLA_CDMA.D_BANK_0, twelve);", "not understood"),
+    ("reg_write(NVDLA_CDMA.D_BANK_0);", "not understood"),
+    ("poll_field_equal(NVDLA_CDMA.D_BANK_0, BANK, 1);", "not understood"),
+    ("mem_init(pri_mem, 0x0, 0x10, ALL_SEVEN);", "not understood"),
+    ('mem_load(pri_mem, 0x0, "absent.dat");', "cannot be read"),
+    ("mem_load(pri_mem, 0x0, absent.dat, sync_id_0);", "not understood"),
+    ("mem_init(pri_mem, 0x0, 0x10, ALL_ZERO, sync_id_0);", "not understood"),
+    ("poll_reg_greater(NVDLA_CDMA.D_BANK_0, 0x1);", "not understood"),
+])  # fmt: skip
 def test_a_program_that_cannot_be_understood_is_refused(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "bad.cfg").write_text(text)
     with pytest.raises(Exception, match=reason) as caught:

@@ -64,19 +64,14 @@ def test_every_kind_of_convolution(kind: str, precision: str, tmp_path: Path) ->
 
 
 UNARY: dict[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
-    "Relu": ("x", {}, {}),
-    "LeakyRelu": ("x", {"alpha": 0.3}, {}),
+    "Relu": ("x", {}, {}), "LeakyRelu": ("x", {"alpha": 0.3}, {}),
     "PRelu": ("x slopes", {}, {"slopes": weights(20, 1, 1)}),
-    "Clip": ("x low high", {}, {"low": np.float32(-0.4), "high": np.float32(0.9)}),
-    "Abs": ("x", {}, {}),
-    "Neg": ("x", {}, {}),
-    "HardSigmoid": ("x", {"alpha": 0.3, "beta": 0.4}, {}),
-    "HardSwish": ("x", {}, {}),
+    "Clip": ("x low high", {}, {"low": np.float32(-0.4), "high": np.float32(0.9)}), "Abs": ("x", {}, {}),
+    "Neg": ("x", {}, {}), "HardSigmoid": ("x", {"alpha": 0.3, "beta": 0.4}, {}), "HardSwish": ("x", {}, {}),
     "AveragePool": ("x", {"kernel_shape": [3, 3], "strides": [2, 2]}, {}),
     "MaxPool": ("x", {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}, {}),
-    "GlobalAveragePool": ("x", {}, {}),
-    "GlobalMaxPool": ("x", {}, {}),
-}
+    "GlobalAveragePool": ("x", {}, {}), "GlobalMaxPool": ("x", {}, {}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("op", UNARY)

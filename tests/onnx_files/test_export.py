@@ -62,15 +62,11 @@ def test_inner_tensors_constants_and_inputs_can_be_outputs(onnxruntime_values: R
     np.testing.assert_array_equal(weight, graph.constants["w"])
 
 
-@pytest.mark.parametrize(
-    ("op", "attrs", "expected"),
-    [
-        ("Swish", {}, ["Sigmoid", "Mul"]),
-        ("Swish", {"alpha": 2.0}, ["Mul", "Sigmoid", "Mul"]),
-        ("Mish", {}, ["Softplus", "Tanh", "Mul"]),
-        ("Pad", {"pads": (0, 0, 1, 0, 0, 0, 1, 2), "mode": "wrap"}, ["Gather", "Gather", "Identity"]),
-    ],
-)
+@pytest.mark.parametrize(("op", "attrs", "expected"), [
+    ("Swish", {}, ["Sigmoid", "Mul"]), ("Swish", {"alpha": 2.0}, ["Mul", "Sigmoid", "Mul"]),
+    ("Mish", {}, ["Softplus", "Tanh", "Mul"]),
+    ("Pad", {"pads": (0, 0, 1, 0, 0, 0, 1, 2), "mode": "wrap"}, ["Gather", "Gather", "Identity"]),
+])  # fmt: skip
 def test_young_operators_are_written_in_older_ones(op: str, attrs: dict[str, Any], expected: list[str]) -> None:
     model = to_onnx(graph_of(Node(op, ("x",), ("y",), attrs, "n")))
     assert [each.op_type for each in model.graph.node] == expected

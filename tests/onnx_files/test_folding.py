@@ -28,21 +28,15 @@ ENTRIES, PLACES = np.arange(-128, 128, dtype=np.int8), np.array([0, -1, 5, -128,
 CASES: list[tuple[str, list[Array], dict[str, Any]]] = [
     *((op, [X, HALVES], {}) for op in ("Add", "Max", "Mul", "Sub")),
     *((op, [X.astype(np.float32), HALVES.astype(np.float32)], {}) for op in ("Add", "Max", "Mul", "Sub")),
-    ("Sub", [PLACES, np.array(1, np.int32)], {}),
-    ("Floor", [X], {}),
-    ("Floor", [X.astype(np.float32)], {}),
+    ("Sub", [PLACES, np.array(1, np.int32)], {}), ("Floor", [X], {}), ("Floor", [X.astype(np.float32)], {}),
     ("Clip", [X, np.array(-128.0), np.array(127.0)], {}),
-    ("Cast", [X.clip(-128, 127)], {"to": TensorProto.INT8}),
-    ("Cast", [X], {"to": TensorProto.FLOAT}),
-    ("Cast", [PLACES > 1], {"to": TensorProto.INT32}),
-    ("Gather", [X[0, 0], PLACES.clip(-8, 7)], {}),
-    ("Gather", [X, np.array([2, 0])], {"axis": 1}),
-    ("GatherElements", [ENTRIES, PLACES], {}),
+    ("Cast", [X.clip(-128, 127)], {"to": TensorProto.INT8}), ("Cast", [X], {"to": TensorProto.FLOAT}),
+    ("Cast", [PLACES > 1], {"to": TensorProto.INT32}), ("Gather", [X[0, 0], PLACES.clip(-8, 7)], {}),
+    ("Gather", [X, np.array([2, 0])], {"axis": 1}), ("GatherElements", [ENTRIES, PLACES], {}),
     ("GreaterOrEqual", [PLACES[:, None], PLACES[None]], {}),
     ("ReduceSum", [np.outer(PLACES, PLACES), np.array([1])], {"keepdims": 0}),
-    ("ReduceSum", [PLACES, np.array([0])], {}),
-    ("Reshape", [X, np.array([-1, 4])], {}),
-]
+    ("ReduceSum", [PLACES, np.array([0])], {}), ("Reshape", [X, np.array([-1, 4])], {}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("op_type", "values", "attrs"), CASES)

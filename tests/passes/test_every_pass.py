@@ -118,15 +118,12 @@ def test_every_pass_finds_something_in_the_random_networks() -> None:
     assert not idle
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("resnet8", {"Conv": 5, "Conv+Relu": 4, "Add+Relu": 3, "GlobalAveragePool": 1, "Reshape": 1, "Gemm": 1}),
-        ("autoencoder", {"Gemm": 1, "Gemm+Relu": 9}),
-        ("ds_cnn", {"Conv+Relu": 9, "GlobalAveragePool": 1, "Reshape": 1, "Gemm": 1}),
-        ("mobilenet_v1_025", {"Conv+Relu": 27, "GlobalAveragePool": 1, "Reshape": 1, "Gemm": 1}),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("resnet8", {"Conv": 5, "Conv+Relu": 4, "Add+Relu": 3, "GlobalAveragePool": 1, "Reshape": 1, "Gemm": 1}),
+    ("autoencoder", {"Gemm": 1, "Gemm+Relu": 9}),
+    ("ds_cnn", {"Conv+Relu": 9, "GlobalAveragePool": 1, "Reshape": 1, "Gemm": 1}),
+    ("mobilenet_v1_025", {"Conv+Relu": 27, "GlobalAveragePool": 1, "Reshape": 1, "Gemm": 1}),
+])  # fmt: skip
 def test_a_network_becomes_its_layers(name: str, expected: dict[str, int]) -> None:
     found = operators(_stages(name)[-1])
     assert {op: found.count(op) for op in found} == expected

@@ -246,14 +246,10 @@ def test_tokens_that_something_else_reads_keep_their_rows(reader: str, outputs: 
     assert fold_batch_norm(graph) is graph
 
 
-@pytest.mark.parametrize(
-    "constants",
-    [
-        {"s": (3, 1), "b": (3, 1)},
-        {"s": (2, 1, 1), "b": (2, 1, 1)},
-        {"b": np.full(4, 1e30, np.float32), "w": np.full((5, 4), 1e30, np.float32)},
-    ],
-)
+@pytest.mark.parametrize("constants", [
+    {"s": (3, 1), "b": (3, 1)}, {"s": (2, 1, 1), "b": (2, 1, 1)},
+    {"b": np.full(4, 1e30, np.float32), "w": np.full((5, 4), 1e30, np.float32)},
+])  # fmt: skip
 def test_factors_of_tokens_and_sums_beyond_float32_stay(constants: dict[str, Any]) -> None:
     graph = tokens(node("Gemm", "r w", "y"), **constants)
     assert fold_batch_norm(graph) is graph
@@ -449,14 +445,9 @@ def test_without_calibrated_values_nothing_is_folded() -> None:
 
 
 PLACES = {
-    "i": np.array([2, 0, 1]),
-    "m": (3, 4, 1, 1),
-    "o": (3,),
-    "w": (5, 3, 3, 3),
-    "k": (3, 4, 3, 3),
-    "f": (5, 4, 1, 1),
-    "v": (2, 5, 3, 3),
-}
+    "i": np.array([2, 0, 1]), "m": (3, 4, 1, 1), "o": (3,), "w": (5, 3, 3, 3), "k": (3, 4, 3, 3),
+    "f": (5, 4, 1, 1), "v": (2, 5, 3, 3),
+}  # fmt: skip
 CUT = {"axes": (1,), "starts": (3,), "ends": (0,), "steps": (-1,)}
 
 

@@ -14,21 +14,9 @@ from npuc.passes.recognition.recognise_gemm import recognise_gemm
 from tests.passes.networks import assert_same_meaning, becomes, network, node, operators, sources
 
 NUMBERS = {
-    "half": 0.5,
-    "one": 1,
-    "three": 3,
-    "six": 6,
-    "sixth": 1 / 6,
-    "zero": 0,
-    "tenth": 0.1,
-    "root": sqrt(2),
-    "r": sqrt(0.5),
-    "cube": 0.044715,
-    "c": sqrt(2 / pi),
-    "power": 3,
-    "fifth": 0.2,
-    "minus": -1,
-}
+    "half": 0.5, "one": 1, "three": 3, "six": 6, "sixth": 1 / 6, "zero": 0, "tenth": 0.1, "root": sqrt(2),
+    "r": sqrt(0.5), "cube": 0.044715, "c": sqrt(2 / pi), "power": 3, "fifth": 0.2, "minus": -1,
+}  # fmt: skip
 
 
 def _graph(*nodes: Node, outputs: str = "y") -> Graph:
@@ -79,14 +67,10 @@ TANH_GELU = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("op", "nodes"),
-    [
-        *(("Swish", nodes) for nodes in SWISH),
-        *(("HardSwish", nodes) for nodes in HARD_SWISH),
-        *(("Gelu", nodes) for nodes in (*GELU, *TANH_GELU)),
-    ],
-)
+@pytest.mark.parametrize(("op", "nodes"), [
+    *(("Swish", nodes) for nodes in SWISH), *(("HardSwish", nodes) for nodes in HARD_SWISH),
+    *(("Gelu", nodes) for nodes in (*GELU, *TANH_GELU)),
+])  # fmt: skip
 def test_a_product_with_a_function_of_x_is_recognised(op: str, nodes: tuple[Node, ...]) -> None:
     assert _only(_graph(*nodes)).op == op
 
@@ -113,10 +97,11 @@ def test_mish_is_recognised(softplus: tuple[Node, ...]) -> None:
     "last", [node("Div", "one p", "y"), node("Reciprocal", "p", "y")], ids=lambda each: each.op
 )
 def test_sigmoid_spelled_with_exp_is_recognised(last: Node) -> None:
-    assert (
-        _only(_graph(node("Neg", "x", "n"), node("Exp", "n", "e"), node("Add", "e one", "p"), last)).op
-        == "Sigmoid"
-    )
+    spelled = (node("Exp", "n", "e"), node("Add", "e one", "p"), last)
+    assert _only(_graph(node("Neg", "x", "n"), *spelled)).op == "Sigmoid"
+    grown = node("Mul", "x k", "a"), node("Neg", "a", "n")
+    graph = network((2, 3), "y", *grown, *spelled, k=np.full((1, 1, 1), 2.0, np.float32), one=1)
+    becomes(recognise_activations, graph, ["Mul", "Sigmoid"])
 
 
 @pytest.mark.parametrize(("nodes", "alpha"), [
@@ -131,21 +116,15 @@ def test_hard_sigmoid_is_recognised(nodes: tuple[Node, ...], alpha: float) -> No
     assert (found.number("alpha"), found.number("beta")) == (pytest.approx(alpha), pytest.approx(0.5))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "low", "high"),
-    [
-        ((node("Max", "x zero", "y"),), 0, inf),
-        ((node("Max", "zero x", "y"),), 0, inf),
-        ((node("Clip", "x", "y", min=0.0, max=inf),), 0, inf),
-        ((node("Clip", "x", "y", min=0.0),), 0, inf),
-        ((node("Min", "six x", "y"),), -inf, 6),
-        ((node("Relu", "x", "a"), node("Min", "a six", "y")), 0, 6),
-        ((node("Min", "x six", "a"), node("Relu", "a", "y")), 0, 6),
-        ((node("Relu", "x", "a"), node("Clip", "a", "y", min=-1.0, max=6.0)), 0, 6),
-        ((node("Relu", "x", "a"), node("Relu", "a", "y")), 0, inf),
-        ((node("Clip", "x", "a", min=2.0, max=3.0), node("Clip", "a", "y", min=4.0, max=5.0)), 4, 4),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "low", "high"), [
+    ((node("Max", "x zero", "y"),), 0, inf), ((node("Max", "zero x", "y"),), 0, inf),
+    ((node("Clip", "x", "y", min=0.0, max=inf),), 0, inf), ((node("Clip", "x", "y", min=0.0),), 0, inf),
+    ((node("Min", "six x", "y"),), -inf, 6), ((node("Relu", "x", "a"), node("Min", "a six", "y")), 0, 6),
+    ((node("Min", "x six", "a"), node("Relu", "a", "y")), 0, 6),
+    ((node("Relu", "x", "a"), node("Clip", "a", "y", min=-1.0, max=6.0)), 0, 6),
+    ((node("Relu", "x", "a"), node("Relu", "a", "y")), 0, inf),
+    ((node("Clip", "x", "a", min=2.0, max=3.0), node("Clip", "a", "y", min=4.0, max=5.0)), 4, 4),
+])  # fmt: skip
 def test_limits_become_relu_or_one_clip(nodes: tuple[Node, ...], low: float, high: float) -> None:
     found = _only(_graph(*nodes))
     assert found.op == ("Relu" if (low, high) == (0, inf) else "Clip")

@@ -45,19 +45,13 @@ def noise(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "attrs", "phases"),
-    [
-        ((2, 2), {"strides": (2, 2)}, (2, 2)),
-        ((3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1)}, (2, 2)),
-        ((5, 5), {"strides": (2, 2), "pads": (0, 1, 2, 3)}, (2, 2)),
-        ((3, 6), {"strides": (2, 3), "pads": (1, 2, 0, 1)}, (2, 3)),
-        ((1, 1), {"strides": (2, 2)}, (2, 2)),
-        ((3, 2), {"strides": (2, 4), "dilations": (3, 6), "output_padding": (1, 3)}, (2, 4)),
-        ((4, 3), {"strides": (2, 1), "pads": (1, 1, 1, 1)}, (2, 1)),
-        ((3, 3), {}, (1, 1)),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "attrs", "phases"), [
+    ((2, 2), {"strides": (2, 2)}, (2, 2)), ((3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1)}, (2, 2)),
+    ((5, 5), {"strides": (2, 2), "pads": (0, 1, 2, 3)}, (2, 2)),
+    ((3, 6), {"strides": (2, 3), "pads": (1, 2, 0, 1)}, (2, 3)), ((1, 1), {"strides": (2, 2)}, (2, 2)),
+    ((3, 2), {"strides": (2, 4), "dilations": (3, 6), "output_padding": (1, 3)}, (2, 4)),
+    ((4, 3), {"strides": (2, 1), "pads": (1, 1, 1, 1)}, (2, 1)), ((3, 3), {}, (1, 1)),
+])  # fmt: skip
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_transposed_convolution_has_a_convolution_for_each_row_and_column_within_a_step(
     kernel: tuple[int, int],

@@ -163,14 +163,11 @@ def test_bands_of_rows_are_normalised_one_by_one() -> None:
     assert sources(found, "y") == ("b", "c", "y")
 
 
-@pytest.mark.parametrize(
-    "conv",
-    [
-        node("Conv", "x w", "a", pads=(1, 0, 1, 2), group=2, kernel_shape=(3, 3)),
-        node("Conv", "x w k", "a", pads=(2, 1, 2, 1), strides=(1, 1), dilations=(2, 1), group=2),
-        node("Conv", "x w k", "a", pads=(1, 1, 0, 1), strides=(2, 1), group=2),
-    ],
-)
+@pytest.mark.parametrize("conv", [
+    node("Conv", "x w", "a", pads=(1, 0, 1, 2), group=2, kernel_shape=(3, 3)),
+    node("Conv", "x w k", "a", pads=(2, 1, 2, 1), strides=(1, 1), dilations=(2, 1), group=2),
+    node("Conv", "x w k", "a", pads=(1, 1, 0, 1), strides=(2, 1), group=2),
+])  # fmt: skip
 def test_a_convolution_before_the_bands_is_divided_and_takes_them(conv: Node) -> None:
     height = 12 // conv.integers("strides", (1,))[0]
     graph = sub_spectral(conv, bands=3, shape=(1, 2, height, 5), w=(2, 1, 3, 3), k=(2,))
@@ -246,24 +243,20 @@ def noise(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "attrs", "convs", "sliced"),
-    [
-        ((2, 2), {"strides": (2, 2)}, 4, False),
-        ((3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 1)}, 4, False),
-        ((3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1)}, 4, True),
-        ((4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}, 4, False),
-        ((5, 5), {"strides": (2, 2), "pads": (0, 1, 2, 3)}, 4, True),
-        ((5, 4), {"strides": (3, 3), "pads": (1, 0, 2, 1), "output_padding": (2, 0)}, 9, True),
-        ((1, 1), {"strides": (2, 2)}, 4, True),
-        ((2, 2), {"strides": (3, 3), "output_padding": (1, 1)}, 9, False),
-        ((16, 16), {"strides": (8, 8), "pads": (4, 4, 4, 4)}, 64, False),
-        ((4, 3), {"strides": (2, 1), "pads": (1, 1, 1, 1)}, 4, True),
-        ((3, 6), {"strides": (2, 3), "pads": (1, 2, 0, 1)}, 36, True),
-        ((3, 3), {"strides": (2, 2), "dilations": (2, 3)}, 4, True),
-        ((3, 2), {"strides": (2, 4), "dilations": (3, 6), "output_padding": (1, 3)}, 16, True),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "attrs", "convs", "sliced"), [
+    ((2, 2), {"strides": (2, 2)}, 4, False),
+    ((3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 1)}, 4, False),
+    ((3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1)}, 4, True),
+    ((4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}, 4, False),
+    ((5, 5), {"strides": (2, 2), "pads": (0, 1, 2, 3)}, 4, True),
+    ((5, 4), {"strides": (3, 3), "pads": (1, 0, 2, 1), "output_padding": (2, 0)}, 9, True),
+    ((1, 1), {"strides": (2, 2)}, 4, True), ((2, 2), {"strides": (3, 3), "output_padding": (1, 1)}, 9, False),
+    ((16, 16), {"strides": (8, 8), "pads": (4, 4, 4, 4)}, 64, False),
+    ((4, 3), {"strides": (2, 1), "pads": (1, 1, 1, 1)}, 4, True),
+    ((3, 6), {"strides": (2, 3), "pads": (1, 2, 0, 1)}, 36, True),
+    ((3, 3), {"strides": (2, 2), "dilations": (2, 3)}, 4, True),
+    ((3, 2), {"strides": (2, 4), "dilations": (3, 6), "output_padding": (1, 3)}, 16, True),
+])  # fmt: skip
 @pytest.mark.parametrize("group", [1, 2, 4])
 def test_every_phase_of_the_output_is_a_convolution(
     kernel: tuple[int, int],
@@ -282,15 +275,11 @@ def test_every_phase_of_the_output_is_a_convolution(
     assert_close(expected["y"], run(found, given_values)["y"], "y")
 
 
-@pytest.mark.parametrize(
-    ("kernel", "attrs", "pads"),
-    [
-        ((3, 3), {}, (2, 2, 2, 2)),
-        ((3, 2), {"pads": (1, 0, 0, 1)}, (1, 1, 2, 0)),
-        ((4, 4), {"pads": (3, 3, 3, 3)}, (0, 0, 0, 0)),
-        ((3, 3), {"dilations": (2, 1), "output_padding": (1, 0)}, (4, 2, 5, 2)),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "attrs", "pads"), [
+    ((3, 3), {}, (2, 2, 2, 2)), ((3, 2), {"pads": (1, 0, 0, 1)}, (1, 1, 2, 0)),
+    ((4, 4), {"pads": (3, 3, 3, 3)}, (0, 0, 0, 0)),
+    ((3, 3), {"dilations": (2, 1), "output_padding": (1, 0)}, (4, 2, 5, 2)),
+])  # fmt: skip
 def test_with_stride_one_it_is_one_convolution(
     kernel: tuple[int, int], attrs: dict[str, Attr], pads: tuple[int, ...]
 ) -> None:
@@ -298,15 +287,11 @@ def test_with_stride_one_it_is_one_convolution(
     assert found.nodes[0].integers("pads") == pads
 
 
-@pytest.mark.parametrize(
-    ("kernel", "attrs", "window"),
-    [
-        ((2, 2), {"strides": (2, 2)}, (1, 1)),
-        ((4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}, (3, 3)),
-        ((9, 9), {"strides": (3, 3), "pads": (4, 4, 4, 4), "output_padding": (2, 2)}, (4, 4)),
-        ((3, 4), {"strides": (2, 1), "pads": (1, 0, 0, 2)}, (2, 5)),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "attrs", "window"), [
+    ((2, 2), {"strides": (2, 2)}, (1, 1)), ((4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}, (3, 3)),
+    ((9, 9), {"strides": (3, 3), "pads": (4, 4, 4, 4), "output_padding": (2, 2)}, (4, 4)),
+    ((3, 4), {"strides": (2, 1), "pads": (1, 0, 0, 2)}, (2, 5)),
+])  # fmt: skip
 def test_few_channels_are_given_by_one_convolution(
     kernel: tuple[int, int], attrs: dict[str, Attr], window: tuple[int, int]
 ) -> None:

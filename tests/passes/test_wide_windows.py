@@ -95,21 +95,18 @@ def signal(
     return build("g", [node], {"x": TensorType(shape)}, ["y"], {"w": np.ascontiguousarray(w)})
 
 
-@pytest.mark.parametrize(
-    ("before", "operators", "strides", "kernel"),
-    [
-        (signal(512, 32, stride=16), "", (1, 1), (2, 16)),
-        (signal(512, 31, stride=16, pads=(8, 8)), "", (1, 1), (3, 16)),
-        (signal(512, 32, stride=16, pads=(16, 0), down=True), "", (1, 1), (2, 16)),
-        (signal(500, 32, stride=16, pads=(3, 40)), "Pad", (1, 1), (3, 16)),
-        (signal(517, 32, stride=16), "Slice", (1, 1), (2, 16)),
-        (signal(600, 7, stride=17, dilation=3, down=True), "Pad", (1, 1), (2, 17)),
-        (signal(1000, 20, stride=160, pads=(10, 10)), "Slice", (5, 1), (2, 32)),
-        (signal(480, 24, stride=16, channels=6, group=6), "", (1, 1), (2, 16)),
-        (signal(480, 24, stride=16, channels=6, group=2), "", (1, 1), (2, 16)),
-        (signal(16, 9, stride=16, pads=(9, 16)), "", (1, 1), (1, 16)),
-    ],
-)
+@pytest.mark.parametrize(("before", "operators", "strides", "kernel"), [
+    (signal(512, 32, stride=16), "", (1, 1), (2, 16)),
+    (signal(512, 31, stride=16, pads=(8, 8)), "", (1, 1), (3, 16)),
+    (signal(512, 32, stride=16, pads=(16, 0), down=True), "", (1, 1), (2, 16)),
+    (signal(500, 32, stride=16, pads=(3, 40)), "Pad", (1, 1), (3, 16)),
+    (signal(517, 32, stride=16), "Slice", (1, 1), (2, 16)),
+    (signal(600, 7, stride=17, dilation=3, down=True), "Pad", (1, 1), (2, 17)),
+    (signal(1000, 20, stride=160, pads=(10, 10)), "Slice", (5, 1), (2, 32)),
+    (signal(480, 24, stride=16, channels=6, group=6), "", (1, 1), (2, 16)),
+    (signal(480, 24, stride=16, channels=6, group=2), "", (1, 1), (2, 16)),
+    (signal(16, 9, stride=16, pads=(9, 16)), "", (1, 1), (1, 16)),
+])  # fmt: skip
 def test_a_signal_at_a_stride_above_15_is_laid_in_rows(
     before: Graph, operators: str, strides: tuple[int, int], kernel: tuple[int, int]
 ) -> None:
@@ -346,15 +343,12 @@ def test_padding_that_counts_stays_padding_beside_a_smaller_last_window() -> Non
     assert_same_meaning(graph, found)
 
 
-@pytest.mark.parametrize(
-    ("shape", "attrs"),
-    [
-        ((6, 6), {"kernel_shape": (3, 3)}),
-        ((6, 6), {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "count_include_pad": 1}),
-        ((6, 6), {"kernel_shape": (2, 2), "strides": (2, 2), "pads": (0, 0, 1, 1)}),
-        ((12, 12), {"kernel_shape": (9, 9), "pads": (4, 4, 4, 4)}),
-    ],
-)
+@pytest.mark.parametrize(("shape", "attrs"), [
+    ((6, 6), {"kernel_shape": (3, 3)}),
+    ((6, 6), {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "count_include_pad": 1}),
+    ((6, 6), {"kernel_shape": (2, 2), "strides": (2, 2), "pads": (0, 0, 1, 1)}),
+    ((12, 12), {"kernel_shape": (9, 9), "pads": (4, 4, 4, 4)}),
+])  # fmt: skip
 def test_what_is_uniform_or_has_more_than_seven_regions_stays(
     shape: tuple[int, int], attrs: dict[str, Attr]
 ) -> None:

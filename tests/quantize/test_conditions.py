@@ -72,16 +72,13 @@ def test_a_result_that_is_an_output_has_no_zero_point() -> None:
         assert found.keys() == expected
 
 
-@pytest.mark.parametrize(
-    ("conv", "anyway", "taken"),
-    [
-        (node("Conv", "x w", "y", pads=(0, 0, 0, 0)), False, True),
-        (node("Conv", "x w", "y", pads=(0, 1, 0, 0)), False, False),
-        (node("Conv", "x w", "y", pads=(0, 1, 0, 0)), True, True),
-        (node("Conv", "x w", "y", pads=(0, 0, 0, 0), selects=1), True, False),
-        (node("Relu", "x", "y"), True, False),
-    ],
-)
+@pytest.mark.parametrize(("conv", "anyway", "taken"), [
+    (node("Conv", "x w", "y", pads=(0, 0, 0, 0)), False, True),
+    (node("Conv", "x w", "y", pads=(0, 1, 0, 0)), False, False),
+    (node("Conv", "x w", "y", pads=(0, 1, 0, 0)), True, True),
+    (node("Conv", "x w", "y", pads=(0, 0, 0, 0), selects=1), True, False),
+    (node("Relu", "x", "y"), True, False),
+])  # fmt: skip
 def test_a_bias_takes_a_zero_point_where_no_padding_surrounds_the_map(
     conv: Node, anyway: bool, taken: bool
 ) -> None:

@@ -231,16 +231,12 @@ def test_a_prelu_multiplies_by_the_factor_of_the_sign(seed: int) -> None:
     np.testing.assert_array_equal(_under_onnxruntime(graph, {"x": x}), expected)
 
 
-@pytest.mark.parametrize(
-    ("op", "types", "constants"),
-    [
-        ("IntConv", [((1, 3, 4, 4), "float32")], {"w": np.zeros((2, 3, 1, 1), np.int8)}),
-        ("IntConv", [((1, 3, 4, 4), "int8")], {"w": np.zeros((2, 4, 1, 1), np.int8)}),
-        ("IntAdd", [((1, 3), "int8"), ((1, 4), "int8")], {}),
-        ("IntAdd", [((1, 3), "int8"), ((1, 3), "float32")], {}),
-        ("IntRelu", [((1, 3), "float32")], {}),
-    ],
-)
+@pytest.mark.parametrize(("op", "types", "constants"), [
+    ("IntConv", [((1, 3, 4, 4), "float32")], {"w": np.zeros((2, 3, 1, 1), np.int8)}),
+    ("IntConv", [((1, 3, 4, 4), "int8")], {"w": np.zeros((2, 4, 1, 1), np.int8)}),
+    ("IntAdd", [((1, 3), "int8"), ((1, 4), "int8")], {}),
+    ("IntAdd", [((1, 3), "int8"), ((1, 3), "float32")], {}), ("IntRelu", [((1, 3), "float32")], {}),
+])  # fmt: skip
 def test_wrong_types_are_refused(
     op: str, types: list[tuple[tuple[int, ...], str]], constants: dict[str, Array]
 ) -> None:

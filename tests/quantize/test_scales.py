@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import npuc
@@ -38,6 +38,7 @@ from npuc.targets.easynpu.machine import parameters as easynpu
 from npuc.targets.easynpu.network import quantising as on_easynpu
 from npuc.targets.nvdla.machine import parameters as nvdla
 from npuc.targets.nvdla.network import quantising as on_nvdla
+from tests import onnx_models
 from tests.passes.networks import network, node
 
 
@@ -498,9 +499,7 @@ def _with_its_positive_part() -> list[onnx.NodeProto]:
 
 @pytest.mark.parametrize("nodes", [_doubled(), _with_its_positive_part()])
 def test_level_1_is_not_worse_than_level_0_for_a_sum_of_a_tensor_with_itself(nodes: list[onnx.NodeProto]) -> None:
-    shapes = {"x": (1, 4, 8, 8), "y": (1, 4, 4, 4)}
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    made = helper.make_model(helper.make_graph(nodes, "sum", ports[:1], ports[1:]), ir_version=9)
+    made = onnx_models.network(nodes, (1, 4, 8, 8))
     x = np.random.default_rng(2).normal(0.3, 1, (60, 4, 8, 8)).astype(np.float32)
     reference = ReferenceEvaluator(made)
     exact = np.concatenate([np.asarray(reference.run(["y"], {"x": each[None]}))[0] for each in x[40:]])

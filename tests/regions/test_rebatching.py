@@ -16,15 +16,10 @@ from npuc.regions.rebatching import rebatch
 from tests.cli.process import npuc
 
 CONSTANTS = {
-    "all": np.array([1, -1]),
-    "wide": np.array([1, 2, 2, 4]),
-    "merged": np.array([2, -1]),
-    "sizes": np.array([1, 4, 4, 4]),
-    "w": np.arange(4.0, dtype=np.float32),
-    "column": np.array([1, 4, 1, 1]),
-    "zero": np.array([0, -1]),
-    "initial": np.zeros((1, 4, 2, 2), np.float32),
-}
+    "all": np.array([1, -1]), "wide": np.array([1, 2, 2, 4]), "merged": np.array([2, -1]),
+    "sizes": np.array([1, 4, 4, 4]), "w": np.arange(4.0, dtype=np.float32), "column": np.array([1, 4, 1, 1]),
+    "zero": np.array([0, -1]), "initial": np.zeros((1, 4, 2, 2), np.float32),
+}  # fmt: skip
 
 
 def model(body: str, shape: str = "1,4,2,2") -> onnx.ModelProto:
@@ -64,16 +59,12 @@ def test_every_sample_is_what_it_was_alone(body: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(run(after, x), alone, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("body", "node"),
-    [
-        ("t = Relu(x) y = Reshape(t, merged)", "Reshape"),
-        ("y = Softmax<axis = 0>(x)", "Softmax"),
-        ("y = ReduceMean<axes = [0]>(x)", "ReduceMean"),
-        ("t = Transpose<perm = [1, 0, 2, 3]>(x) y = Relu(t)", "Transpose"),
-        ("y = Flatten<axis = 0>(x)", "Flatten"),
-    ],
-)
+@pytest.mark.parametrize(("body", "node"), [
+    ("t = Relu(x) y = Reshape(t, merged)", "Reshape"), ("y = Softmax<axis = 0>(x)", "Softmax"),
+    ("y = ReduceMean<axes = [0]>(x)", "ReduceMean"),
+    ("t = Transpose<perm = [1, 0, 2, 3]>(x) y = Relu(t)", "Transpose"),
+    ("y = Flatten<axis = 0>(x)", "Flatten"),
+])  # fmt: skip
 def test_a_node_that_mixes_samples_is_named(body: str, node: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError) as refused:
         rebatch(model(body), {"x": (2, 4, 2, 2)}, (), tmp_path)

@@ -83,17 +83,14 @@ def test_labels_are_y_unless_an_input_has_that_name(tmp_path: Path) -> None:
     assert load([_file(tmp_path, y=np.zeros((2, 2)))], {"y": TensorType((1, 2))}).labels is None
 
 
-@pytest.mark.parametrize(
-    ("labels", "reason"),
-    [
-        (np.zeros(3), "have the shape [3] for 2 samples"),
-        (np.zeros((2, 10)), "have the shape [2, 10] for 2 samples"),
-        (np.float32(1), "have the shape [] for 2 samples"),
-        (np.array(["cat", "dog"]), "are no class numbers, but <U3"),
-        (np.array([0.5, 1]), "are no class numbers, but float64"),
-        (np.array([np.nan, 1]), "are no class numbers, but float64"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "reason"), [
+    (np.zeros(3), "have the shape [3] for 2 samples"),
+    (np.zeros((2, 10)), "have the shape [2, 10] for 2 samples"),
+    (np.float32(1), "have the shape [] for 2 samples"),
+    (np.array(["cat", "dog"]), "are no class numbers, but <U3"),
+    (np.array([0.5, 1]), "are no class numbers, but float64"),
+    (np.array([np.nan, 1]), "are no class numbers, but float64"),
+])  # fmt: skip
 def test_labels_that_are_not_a_class_a_sample_are_left_out_with_a_reason(
     tmp_path: Path, labels: Any, reason: str
 ) -> None:

@@ -45,26 +45,16 @@ def test_a_record_is_read_with_its_defaults_and_without_unknown_keys() -> None:
     assert isinstance(found.scale, float)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "reason"),
-    [
-        ("inners", None, "top.inners is None"),
-        ("inners", {}, "top.inners is {}"),
-        ("inners", [{}], "top.inners[0] lacks 'name'"),
-        ("inners", [{"name": "a"}, 5], "top.inners[1] is 5"),
-        ("inners", [{"name": "a", "size": "3"}], "top.inners[0].size is '3'"),
-        ("inners", [{"name": "a", "size": True}], "top.inners[0].size is True"),
-        ("inners", [{"name": "a", "size": 3.0}], "top.inners[0].size is 3.0"),
-        ("pair", [1], "top.pair is [1]"),
-        ("pair", [1, "x", 2], "top.pair is [1, 'x', 2]"),
-        ("pair", ["x", 1], "top.pair[0] is 'x'"),
-        ("maybe", 5, "top.maybe is 5"),
-        ("scale", "2", "top.scale is '2'"),
-        ("scale", True, "top.scale is True"),
-        ("flag", 1, "top.flag is 1"),
-        ("attrs", [], "top.attrs is []"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "reason"), [
+    ("inners", None, "top.inners is None"), ("inners", {}, "top.inners is {}"),
+    ("inners", [{}], "top.inners[0] lacks 'name'"), ("inners", [{"name": "a"}, 5], "top.inners[1] is 5"),
+    ("inners", [{"name": "a", "size": "3"}], "top.inners[0].size is '3'"),
+    ("inners", [{"name": "a", "size": True}], "top.inners[0].size is True"),
+    ("inners", [{"name": "a", "size": 3.0}], "top.inners[0].size is 3.0"), ("pair", [1], "top.pair is [1]"),
+    ("pair", [1, "x", 2], "top.pair is [1, 'x', 2]"), ("pair", ["x", 1], "top.pair[0] is 'x'"),
+    ("maybe", 5, "top.maybe is 5"), ("scale", "2", "top.scale is '2'"), ("scale", True, "top.scale is True"),
+    ("flag", 1, "top.flag is 1"), ("attrs", [], "top.attrs is []"),
+])  # fmt: skip
 def test_a_wrong_value_is_named_by_its_place(key: str, value: Any, reason: str) -> None:
     with pytest.raises(ArtefactError) as caught:
         read(Outer, {**RIGHT, key: value}, "top")

@@ -53,19 +53,12 @@ def test_a_terminal_gets_one_line_of_characters_that_it_shows(name: str) -> None
     assert escaping.terminal(found) == found
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("stem/conv1:0", "stem/conv1:0"),
-        ("größer 卷积 😀", "größer 卷积 😀"),
-        ("a\nb\r\t", "a\\nb\\r\\t"),
-        ("\x1b[31m\x07\x9b", "\\x1b[31m\\x07\\x9b"),
-        ("\u202eevil\u2066", "\\u202eevil\\u2066"),
-        ("a\u200bb\u200d\ufeff\u00ad", "a\\u200bb\\u200d\\ufeff\\xad"),
-        ("a\u3164\ufe0f", "a\\u3164\\ufe0f"),
-        ("\udcff", "\\udcff"),
-    ],
-)
+@pytest.mark.parametrize(("name", "shown"), [
+    ("stem/conv1:0", "stem/conv1:0"), ("größer 卷积 😀", "größer 卷积 😀"), ("a\nb\r\t", "a\\nb\\r\\t"),
+    ("\x1b[31m\x07\x9b", "\\x1b[31m\\x07\\x9b"), ("\u202eevil\u2066", "\\u202eevil\\u2066"),
+    ("a\u200bb\u200d\ufeff\u00ad", "a\\u200bb\\u200d\\ufeff\\xad"), ("a\u3164\ufe0f", "a\\u3164\\ufe0f"),
+    ("\udcff", "\\udcff"),
+])  # fmt: skip
 def test_what_nobody_would_see_is_shown_escaped(name: str, shown: str) -> None:
     assert escaping.terminal(name) == shown
     assert f"tensor '{shown}'" in str(ModelError("E104", "bad", tensor=name))
@@ -319,17 +312,11 @@ def test_no_writer_puts_a_name_into_a_file_or_onto_a_terminal_as_it_is() -> None
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        'f"/* {node.name} */\\n"',
-        '"".join(f"<b>{each[\'tensor\']}</b>\\n" for each in layers)',
-        '"// " + step.op + "\\n"',
-        '"// {}\\n" + "{kernel}".format(kernel=contents.name)',
-        'f"{title}\\n" + f"{short(tensor)}"',
-        "f\"; {', '.join(entry['nodes'])}\\n\"",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    'f"/* {node.name} */\\n"', '"".join(f"<b>{each[\'tensor\']}</b>\\n" for each in layers)',
+    '"// " + step.op + "\\n"', '"// {}\\n" + "{kernel}".format(kernel=contents.name)',
+    'f"{title}\\n" + f"{short(tensor)}"', "f\"; {', '.join(entry['nodes'])}\\n\"",
+])  # fmt: skip
 def test_the_lint_finds_a_planted_name(line: str) -> None:
     tree = ast.parse(f"def written(node, layers):\n    return {line}\n")
     assert writes_lines(tree) and list(unescaped(tree))

@@ -183,18 +183,14 @@ def test_one_sample_has_no_interval() -> None:
     assert row["interval"] is None and row["box_error_px_interval"] is None
 
 
-@pytest.mark.parametrize(
-    ("places", "scores", "options", "said"),
-    [
-        (CORNERS, SCORES * 4, {}, "no probabilities"),
-        (CORNERS, SCORES - 0.5, {}, "no probabilities"),
-        (CENTRES[[0, 1, 1]], SCORES * 0.9, {}, "end before they begin"),
-        (CORNERS, SCORES / 9, {}, "detects nothing"),
-        (CORNERS, SCORES / SCORES.sum(axis=1, keepdims=True), {"background": ""}, "sum to 1"),
-        (CORNERS + 60, SCORES * 0.9, {}, "touch the image"),
-        (CORNERS / 64 - 1.5, SCORES * 0.9, {}, "touch the image"),
-    ],
-)
+@pytest.mark.parametrize(("places", "scores", "options", "said"), [
+    (CORNERS, SCORES * 4, {}, "no probabilities"), (CORNERS, SCORES - 0.5, {}, "no probabilities"),
+    (CENTRES[[0, 1, 1]], SCORES * 0.9, {}, "end before they begin"),
+    (CORNERS, SCORES / 9, {}, "detects nothing"),
+    (CORNERS, SCORES / SCORES.sum(axis=1, keepdims=True), {"background": ""}, "sum to 1"),
+    (CORNERS + 60, SCORES * 0.9, {}, "touch the image"),
+    (CORNERS / 64 - 1.5, SCORES * 0.9, {}, "touch the image"),
+])  # fmt: skip
 def test_outputs_that_are_not_what_they_are_taken_for_are_refused(
     places: np.ndarray, scores: np.ndarray, options: dict[str, str], said: str
 ) -> None:

@@ -131,15 +131,11 @@ def _ports(shape: list[int]) -> dict[str, object]:
     return {"target": "t", "precision": "fp16", "inputs": [{"name": "x", "shape": shape, "dtype": "float32"}]}
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "within"),
-    [
-        ("s = Sigmoid(x)\n y = Reshape(s, k)", 2.0**-20, True),
-        ("s = Sigmoid(x)\n y = Reshape(s, k)", 2.0**-19, False),
-        ("s = Sigmoid(x)\n y = Mul(s, x)", 2.0**-20, False),
-        ("s = Relu(x)\n y = Reshape(s, k)", 2.0**-20, False),
-    ],
-)
+@pytest.mark.parametrize(("text", "error", "within"), [
+    ("s = Sigmoid(x)\n y = Reshape(s, k)", 2.0**-20, True),
+    ("s = Sigmoid(x)\n y = Reshape(s, k)", 2.0**-19, False),
+    ("s = Sigmoid(x)\n y = Mul(s, x)", 2.0**-20, False), ("s = Relu(x)\n y = Reshape(s, k)", 2.0**-20, False),
+])  # fmt: skip
 def test_scores_near_zero_need_no_more_digits_than_fp32_has(
     text: str, error: float, within: bool, tmp_path: Path
 ) -> None:

@@ -137,8 +137,7 @@ def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) ->
     blocks.
     """
     alike = all((each == each[:1]).all() for each in (w, bias, shift))
-    count = groups(scope.windows[node.output].shape[0])
-    if not alike or count == 1 or scope.size(node) != (1, 1):
+    if not alike or scope.size(node) != (1, 1):
         return False
     _, parts = _parts(scope.graph, node, scope.machine)
     most = max(part.Hk * part.Wk for part in parts)  # all parts stream the words of the largest
@@ -234,11 +233,10 @@ def _parts(
     graph: Graph, node: Node, machine: Machine, most: int | None = None, *, documented: bool = False
 ) -> tuple[Layer, list[Layer]]:
     """The word of a whole convolution, and the words that it is split into for 16 outputs."""
-    dense = _name(graph, node) == "conv"
-    kernel = graph.shape(node.inputs[1])[2:]
+    name, kernel = _name(graph, node), graph.shape(node.inputs[1])[2:]
     x, y = whole(graph, node.inputs[0]), whole(graph, node.output)
     fields, _, _ = geometry(node, x, y, x, (kernel[0], kernel[1]))
-    word = Layer(opcode=BY_MNEMONIC["conv" if dense else "dwconv"].opcode, **fields)
+    dense, word = name == "conv", Layer(opcode=BY_MNEMONIC[name].opcode, **fields)
     read = with_columns_of_channels(word, columns_of_channels(word, machine)) if documented and dense else word
     return word, [part.word for part in split_kernel(read, machine, dense=dense, most=most)]
 
@@ -285,7 +283,7 @@ def _conv_stages(
         block = pack_layer(kernel, bias if first else np.zeros_like(bias), shift, dense=dense)
         mnemonic = f"{name}_relu" if merged and last else name
         source = x.part(part.row, part.column)
-        if dense and m == 1:
+        if m == 1:
             source = source.channel_groups(part.channels.start // LANES, part.word.Ci)
         tensor = node.output if last and merged == relu else None
         coded = replace(part.word, opcode=BY_MNEMONIC[mnemonic].opcode)

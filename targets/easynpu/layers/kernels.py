@@ -109,7 +109,7 @@ def columns_of_channels(word: Layer, machine: Machine) -> int:
         stride = 1 if word.Wo == 1 else word.Sw * m
         fields = max(stride, word.Pw * m) <= MOST_STEP and word.Wi * m <= MOST_EXTENT
         reach = ((word.Hk - 1) * (word.Dh + 1) + 1) * word.Wk * m
-        taps = reach <= machine.ifmap_pad_entries and (m == 1 or word.Wk == 1 or not word.Dw)
+        taps = reach <= machine.ifmap_pad_entries and (word.Wk == 1 or not word.Dw)
         if word.Ci <= m * FIELD_CHANNELS and not word.Ci % (m * LANES) and fields and taps:
             return m
     return 1

@@ -172,8 +172,6 @@ def is_window(graph: Graph, node: Node) -> bool:
     if node.op == "Split":
         offsets = split_offsets(graph, node)
         return AXIS(node) in (2, 3) or all(offset % LANES == 0 for offset in offsets)
-    if node.op != "Slice":
-        return False
     pairs = dict(zip(AXES(node), STARTS(node), strict=True))
     return all(step == 1 for step in STEPS(node)) and 0 not in pairs and pairs.get(1, 0) % LANES == 0
 

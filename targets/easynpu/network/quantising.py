@@ -112,7 +112,7 @@ def _short_cut(rewriter: Rewriter, node: Node) -> tuple[Node, Array] | None:
         w = rewriter.constants.get(conv.inputs[1])
         if w is None or rewriter.shape(conv.inputs[0]) != rewriter.shape(conv.output) or w.dtype != np.float32:
             continue
-        if all(name in rewriter.constants for name in conv.inputs[2:] if name) and _pixel(conv, w) is not None:
+        if _pixel(conv, w) is not None:
             return conv, w
     return None
 
