@@ -28,7 +28,7 @@ from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phas
 from npuc.passes.expansion.copies import expands_to_concats, gathers_to_slices
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
-from npuc.passes.expansion.functions import expand_prelu
+from npuc.passes.expansion.functions import prelu_to_convs
 from npuc.passes.expansion.images import TIDY, ImageLimits
 from npuc.passes.expansion.maxima_to_pools import MaximaToPools
 from npuc.passes.expansion.products import GemmToConv, products_to_convs
@@ -179,9 +179,13 @@ def _add_slopes(rewriter: Rewriter, node: Node) -> bool:
 
 
 def expand_slopes(graph: Graph) -> Graph:
-    """PRelu as convolutions, unless slopes exceed MOST_SLOPE."""
-    slopes = [graph.constants.get(node.inputs[1], np.inf) for node in graph.nodes if node.op == "PRelu"]
-    return graph if any(np.abs(each).max() > MOST_SLOPE for each in slopes) else expand_prelu(graph)
+    """PRelu as convolutions, unless its slopes exceed MOST_SLOPE."""
+    return rewrite(graph, _expand_slopes)
+
+
+def _expand_slopes(rewriter: Rewriter, node: Node) -> bool:
+    slopes = rewriter.constants.get(node.inputs[1]) if node.op == "PRelu" else None
+    return slopes is not None and np.abs(slopes).max() <= MOST_SLOPE and prelu_to_convs(rewriter, node)
 
 
 def _behind_one(rewriter: Rewriter, node: Node) -> bool:
