@@ -15,7 +15,7 @@ from npuc.errors import HOST_STEP
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options
-from npuc.targets.bm1684.network.passes import functions_to_convs
+from npuc.targets.bm1684.network.passes import expand_slopes, functions_to_convs
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import SYNTHETIC, npuc
 from tests.compiled import causes
@@ -286,6 +286,14 @@ def test_slopes_that_differ_or_of_several_images_become_convolutions(
     found = functions_to_convs(graph)
     assert [each.op for each in found.nodes] == (["Conv", "Conv", "Conv", "Add"] if many else ["PRelu"])
     assert_same_meaning(graph, found)
+
+
+@pytest.mark.parametrize(("slope", "many"), [(1024.0, True), (1025.0, False)])
+def test_slopes_of_one_layer_do_not_forbid_those_of_another(slope: float, many: bool) -> None:
+    layers = node("PRelu", "x a", "y"), node("PRelu", "x b", "z")
+    slopes = [np.array([0.5, each, 2.0], np.float32).reshape(3, 1, 1) for each in (slope, 0.25)]
+    found = expand_slopes(network((1, 3, 4, 5), "y z", *layers, a=slopes[0], b=slopes[1]))
+    assert [each.op for each in found.nodes].count("PRelu") == (0 if many else 1)
 
 
 def test_columns_of_a_picture_with_its_channels_last_are_copied_in_local_memory() -> None:
