@@ -57,7 +57,7 @@ def networks(folder: str) -> list[Network]:
 def light(name: str, folder: Path) -> Path:
     """One of the onnx package's light models with normal weights in place of its ConstantOfShape.
 
-    Vectors (biases, statistics) are between 0.5 and 1.5. Logits are outputs too, as a Softmax of random ones is one-hot.
+    Vectors (biases, statistics) are between 0.5 and 1.5. Logits are outputs, too: Softmax makes them one-hot.
     """
     path = folder / f"{name}.onnx"
     subprocess.run([sys.executable, __file__, str(path), name], check=True)
