@@ -205,7 +205,7 @@ def test_one_foreign_node_in_a_residual_network_makes_two_parts_and_exact_bytes(
 
 
 def _joined_reference(program: Program, folder: Path) -> onnx.ModelProto:
-    """The integer networks of the parts and the host's regions as one model: nothing of npuc joins or runs them."""
+    """The parts' integer networks and the host's regions as one model: nothing of npuc joins or runs them."""
     nodes, constants = [], []
     for number, step in enumerate(Contents.of(program.manifest).steps):
         path = folder / step.path
