@@ -2,8 +2,8 @@
 
 Few input channels cost a convolution several times what its products do. Rows in one another's stride become
 channels, and so do copies of the image, each a column further, for every s-th column of the window: the loads take
-longer, but run beside the convolution, strip by strip. The values of a pixel whose channels come last may be columns of
-their own, as the loads of single elements take long.
+longer, but run beside the convolution, strip by strip. Values of pixels whose channels come last may be columns, as
+loads of single elements take long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, ex
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
-
 
 MOST_COLUMNS = 16
 """Of dilations; strides are smaller."""
@@ -92,7 +91,7 @@ def strips(lo: Lowering, node: Node, form: ConvForm, out: Dim4) -> Iterator[tupl
         made, given = Spread.of(fold(form, by), copies, out, inside=inside), folded_view(view, by)
         if made.form.weights.shape[1] <= lo.machine.npus or (by, copies) == (1, 1):
             ways.append((made.cost(given, out, lo.machine), by, made, given))
-    wide = _columns_of_channels(form, view) if most > 1 or form.window.kernel[1] == 1 else None
+    wide = _columns_of_channels(form, view)
     if wide is not None:
         made = Spread.of(wide[0], wide[0].window.kernel[1], out)
         ways.append((made.cost(wide[1], out, lo.machine), 1, made, wide[1]))
@@ -111,7 +110,7 @@ def _columns_of_channels(form: ConvForm, view: SystemView) -> tuple[ConvForm, Sy
     window, (outputs, channels, height, width) = form.window, form.weights.shape
     batch, inner, rows, ((columns, step), *more) = view.axes
     within = channels * max(width, window.strides[1]) < MOST_COLUMNS and channels * columns <= MOST.w
-    if inner != ((channels, 1),) or step != channels or more or not within:
+    if inner != ((channels, 1),) or step != channels or more or not within or window.dilations[1] > 1:
         return None
     weights = form.weights.transpose(0, 2, 3, 1).reshape(outputs, 1, height, width * channels)
     flat = Window(
@@ -132,12 +131,11 @@ def _load_copies(lo: Lowering, node: Node, spread: Spread, view: SystemView) -> 
         wide = replace(spread, copies=1, columns=spread.columns + spread.copies - 1, inside=False)
         return _copy_columns(lo, node, spread, _load_copies(lo, node, wide, view))
     x = lo.new_tensor(f"{node.inputs[0]}/rows", Dim4(1, spread.copies * channels, rows, spread.columns))
-    if not spread.before and columns >= spread.columns + spread.copies - 1:
-        batch, inner, rows_, ((_, step), *more) = view.axes
-        if not more:
-            axes = (batch, ((spread.copies, step), *inner), rows_, ((spread.columns, step),))
-            lo.fill(x, replace(view, axes=axes))
-            return x
+    batch, inner, lines, ((_, step), *more) = view.axes
+    if not (spread.before or more) and columns >= spread.columns + spread.copies - 1:
+        axes = (batch, ((spread.copies, step), *inner), lines, ((spread.columns, step),))
+        lo.fill(x, replace(view, axes=axes))
+        return x
     zeros = SystemView(WEIGHTS, lo.weights.zeros(spread.columns) // ELEMENT, (((1, 0),),) * 4)
     for number in range(spread.copies):
         copy = x.channels(number * channels, (number + 1) * channels, lo.machine)

@@ -188,6 +188,32 @@ def _expand_slopes(rewriter: Rewriter, node: Node) -> bool:
     return slopes is not None and np.abs(slopes).max() <= MOST_SLOPE and prelu_to_convs(rewriter, node)
 
 
+MOST_LAST = 32
+"""Channels that are interleaved, each by three calls."""
+MOST_WORDS = 1 << 15
+"""Of four elements each, which one NPU holds while they are interleaved."""
+
+
+def channels_last(graph: Graph) -> Graph:
+    """Few channels, which an output has last, become columns on the chip: a store of elements takes long."""
+    return rewrite(graph, _channels_last)
+
+
+def _channels_last(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "Transpose" or PERM(node) != (0, 2, 3, 1) or node.output not in rewriter.graph.outputs:
+        return False
+    n, height, width, channels = rewriter.shape(node.output)
+    fits = 0 < -(-n // 4) * height * width * channels <= MOST_WORDS
+    if not (fits and 1 < channels <= MOST_LAST and width * channels <= MOST_MAP[2]):
+        return False
+    names = tuple(rewriter.fresh(f"{node.output}/channel_{at}") for at in range(channels))
+    attrs = {"axis": 1, "split": (1,) * channels}
+    split = Node("Split", node.inputs, names, attrs, f"{node.name}/split", node.sources)
+    rows = rewriter.part(node, "Interleave", names, f"{node.output}/rows", axis=3)
+    rewriter.replace(node, split, rows, rewriter.back(node, rows.output))
+    return True
+
+
 def _behind_one(rewriter: Rewriter, node: Node) -> bool:
     """A movement along the first axis, or of tensors whose first axis is no image, gets an axis of 1 before it."""
     moved = node.inputs if node.op == "Concat" else node.inputs[:1]
@@ -286,6 +312,7 @@ _FIXED: tuple[Pass, ...] = (
     operands_to_maps,
     expands_to_concats,
     GemmToConv(IMAGES, batches=True),
+    channels_last,
 )
 
 
