@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 11_010,
     "targets/easynpu": 18_255,
     "targets/nvdla": 20_935,
-    "tests": 64_940,
+    "tests": 65_000,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -2,7 +2,7 @@
 
 Few input channels cost a convolution several times what its products do. Rows in one another's stride become
 channels, and so do copies of the image, each a column further, for every s-th column of the window: the loads take
-longer, but run beside the convolution, strip by strip. Values of pixels whose channels come last may be columns, as
+longer, but run beside the convolution, strip by strip. Values of pixels whose channels come last may be columns:
 loads of single elements take long.
 """
 
