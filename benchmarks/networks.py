@@ -57,7 +57,7 @@ def networks(folder: str) -> list[Network]:
 def light(name: str, folder: Path) -> Path:
     """One of the onnx package's light models with normal weights in place of its ConstantOfShape.
 
-    Vectors (biases, statistics) are between 0.5 and 1.5.
+    Vectors (biases, statistics) are between 0.5 and 1.5. Logits are outputs, too: Softmax makes them one-hot.
     """
     path = folder / f"{name}.onnx"
     subprocess.run([sys.executable, __file__, str(path), name], check=True)
@@ -153,7 +153,9 @@ def _fill(name: str, path: Path) -> None:
         values = random.normal(0, deviation, shape) if len(shape) > 1 else random.uniform(0.5, 1.5, shape)
         model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), node.output[0]))
         model.graph.node.remove(node)
-    onnx.save(model, path)
+    logits = [node.input[0] for node in model.graph.node[-1:] if node.op_type == "Softmax"]
+    model.graph.output.extend(onnx.ValueInfoProto(name=each) for each in logits)
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
 
 
 def _prepare(name: str, folder: Path) -> Network:

@@ -27,16 +27,16 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_785,
+    "benchmarks": 3_790,
     "docs": 430,
     "examples": 200,
     "models": 2_000,
-    "npuc": 39_090,
-    "passes": 6_585,
+    "npuc": 39_095,
+    "passes": 6_590,
     "targets/bm1684": 11_010,
     "targets/easynpu": 18_710,
     "targets/nvdla": 20_935,
-    "tests": 64_440,
+    "tests": 64_790,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

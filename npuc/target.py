@@ -247,6 +247,8 @@ class Target(Protocol):
 
     The name is `npuc.host.c_text.network_name`'s; several such networks fit into one firmware.
     """
+    shared_exports: tuple[str, ...] = ()
+    """Exported files that parts of one program have in common."""
     takes_layers: bool = False
     """Whether `layer` may give nodes of its int8 programs another precision."""
     has_hardware: bool = False

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from npuc.account import ACCOUNT, as_json
+from npuc.conditions.values import PASSING
 from npuc.errors import HOST_STEP, ArtefactError, DataError, Defect, ModelError, NpucError, Problem
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.host.c_text import with_prefix
@@ -208,7 +209,7 @@ def lowered_parts(
             try:
                 lowered = LoweredPart(graph, own, _lowered_part(plan, graph, changes, own))
             except NpucError as error:
-                deny_refused(plan, outside, part, _of_mask(plan.network, part, error), changes)
+                deny_refused(plan, outside, part, _of_infinities(plan.network, part, graph, error), changes)
                 break
             if not lowered.program.manifest["report"]["instructions"] and not is_whole(plan, [part], graph):
                 deny(plan, part.blocks, _without_instructions(plan.target))
@@ -216,14 +217,18 @@ def lowered_parts(
             found[keys[part.blocks]] = lowered if prover is None else _prove_part(plan, part, lowered, prover)
 
 
-def _of_mask(network: ImportedModel, part: partition.Part, error: NpucError) -> NpucError:
-    """The refusal of a Softmax of a part whose exponents the host has masked with infinities; else the error."""
-    masked = {each.tensor for each in error.problems if each.code == "E402"} & network.producers.keys()
-    reading = [node for node in map(network.by_name.__getitem__, part.blocks) if masked.intersection(node.reads)]
-    if not reading or any(node.op != "Softmax" for node in reading):
-        return error
-    reason = "exponents are infinite on a calibration sample"
-    return NpucError.of(Problem("E202", reason, node=node.source, op=node.op) for node in reading)
+def _of_infinities(network: ImportedModel, part: partition.Part, graph: Graph, error: NpucError) -> NpucError:
+    """The refusal of nodes with infinite steps, or on the way from infinities to their shares; else the error."""
+    infinite = {each.tensor for each in error.problems if each.code == "E402"}
+    found = [(each.source, each.op) for each in graph.nodes if each.output in infinite - network.producers.keys()]
+    for node in map(network.by_name.__getitem__, () if found else part.blocks):
+        if not infinite.isdisjoint(node.reads):
+            if node.op not in (*PASSING, "Softmax", "Exp"):
+                return error
+            infinite.update(node.writes if node.op in PASSING else ())
+            found.append((node.source, node.op))
+    reason = "exponents, or steps of it, are infinite on a calibration sample"
+    return NpucError.of(Problem("E202", reason, node=each, op=op) for each, op in found) if found else error
 
 
 def _whole_model(network: ImportedModel, part: partition.Part, samples: Samples) -> WholeModel | None:
@@ -390,9 +395,7 @@ def crossing(network: ImportedModel, names: Sequence[str], samples: Samples, sta
     values = _Arrays({name: network.types[name] for name in names}, len(samples), stack)
     behind = graphs.nodes_behind(network, computed)
     needed = {name for node in behind for name in node.reads}
-    run: Callable[..., Any] | None = None
-    if computed:
-        run = foreign_session(graphs.region_model(network, behind, computed)).run
+    run = foreign_session(graphs.region_model(network, behind, computed)).run if computed else None
     for at, feed in enumerate(samples.feeds()):
         read = {name: value for name, value in feed.items() if name in needed}
         try:
@@ -407,7 +410,7 @@ def crossing(network: ImportedModel, names: Sequence[str], samples: Samples, sta
     return values.arrays
 
 
-OF_SHAPES = "where the model is exported, make the shapes before this tensor constant"
+SHAPES = "where the model is exported, make the shapes before this tensor constant"
 
 
 class _Arrays:
@@ -428,10 +431,9 @@ class _Arrays:
     def put(self, at: int, values: Mapping[str, Array]) -> None:
         """Stores the values of a sample. Raises DataError (E402) if its shape differs."""
         for name, array in self.arrays.items():
-            if values[name].shape != array.shape[1:]:
-                reason = f"onnxruntime gives {list(values[name].shape)}"
-                limit = f"{list(array.shape[1:])}, as ONNX defines the operator"
-                raise DataError("E402", reason, tensor=name, limit=limit, remedy=OF_SHAPES)
+            own, limit = values[name].shape, f"{list(array.shape[1:])}, as ONNX defines the operator"
+            if own != array.shape[1:]:
+                raise DataError("E402", f"onnxruntime gives {list(own)}", tensor=name, limit=limit, remedy=SHAPES)
             array[at] = values[name]
 
 
@@ -446,13 +448,11 @@ def _expect_host(plan: ModelPlan) -> None:
     if plan.on_host or not refused:
         return
     contradicts = any(each.code == "E105" for each in refused)
-    outputs = list(network.outputs)
-    found = _refusal(network, network.nodes, outputs, once=contradicts)
+    found = _refusal(network, network.nodes, list(network.outputs), once=contradicts)
     plan.on_host = found is None
     if found is not None:
-        remedy = _binding(network)
-        told = () if remedy is None else (Problem("E105", found, remedy=remedy),)
-        raise NpucError.of((*refused, *told))
+        remedies = filter(None, [_binding(network)])
+        raise NpucError.of((*refused, *(Problem("E105", found, remedy=each) for each in remedies)))
 
 
 def _binding(network: ImportedModel) -> str | None:

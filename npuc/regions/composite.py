@@ -161,7 +161,8 @@ class Composite:
         files = {step.path: program.files[step.path] for step in regions if step.path in program.files}
         for step, part in _named_parts(program):
             made = _part_exported(self.inner, step, part, (form, player), [each.path for each in regions])
-            files |= {f"{step.path}/{name}": data for name, data in made.items()}
+            shared = self.inner.shared_exports
+            files |= {name if name in shared else f"{step.path}/{name}": data for name, data in made.items()}
         if form == "c" and regions:
             functions = [region(program.files[step.path], number, step) for number, step in enumerate(regions)]
             files |= regions_in_c(functions)

@@ -51,10 +51,11 @@ def expand_prelu(graph: Graph) -> Graph:
     one from 2 C to C channels weights them with 1 and -a. A Conv that only the PRelu reads computes both signs
     itself. For machines without a word for slopes; x: (1, C, ...) with two spatial axes or none, or a batch.
     """
-    return rewrite(graph, _expand_prelu)
+    return rewrite(graph, prelu_to_convs)
 
 
-def _expand_prelu(rewriter: Rewriter, node: Node) -> bool:
+def prelu_to_convs(rewriter: Rewriter, node: Node) -> bool:
+    """The same for one node."""
     shape = rewriter.shape(node.inputs[0])
     slope = rewriter.constants.get(node.inputs[1]) if node.op == "PRelu" else None
     slopes = along_axis(slope, shape, 1) if slope is not None and len(shape) in (2, 4) else None

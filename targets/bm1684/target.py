@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from npuc.quantize.network.construction import Quantised
 
 
-FIRMWARE_HEADER = "okk_fix8b.h"
+SHARED = {name: host.SHARED / name for name in ("npuc_kernel.h", "npuc_launch.hpp")}
+FIRMWARE_HEADER = {"okk_fix8b.h": simulator.MODEL / "okk_fix8b.h"}
 
 
 class Bm1684(Target):
@@ -54,6 +55,7 @@ class Bm1684(Target):
     exports = ("okkernel",)
     self_tests = ("okkernel",)
     named_exports = ("okkernel",)
+    shared_exports = (*SHARED, *FIRMWARE_HEADER)
     chip_models = ("own", "vendor")
     has_integer_network = True
     takes_layers = True
@@ -194,6 +196,7 @@ class Bm1684(Target):
         contents = replace(Contents.of(program.manifest), kernel=f"{name}_kernel")
         summary = read(Mapping[str, Any], program.manifest.get("report"), "report")
         cycles = read(int, summary.get("cycles"), "report.cycles")
+        shared = {**SHARED, **FIRMWARE_HEADER} if contents.is_int8 else SHARED
         code = exported_kernel.device_code(program, contents, cycles)
         return {
             f"{name}_ok_device_kernel.c": code.encode(),
@@ -201,7 +204,7 @@ class Bm1684(Target):
             WEIGHTS_FILE: program.files.get(WEIGHTS_FILE, b""),
             "map.json": canonical_json(contents.as_json()),
             **host.build_files(name),
-            **({FIRMWARE_HEADER: (simulator.MODEL / FIRMWARE_HEADER).read_bytes()} if contents.is_int8 else {}),
+            **{name: file.read_bytes() for name, file in shared.items()},
         }
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:  # noqa: ARG002

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from npuc.errors import HOST_STEP
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options
-from npuc.targets.bm1684.network.passes import functions_to_convs
+from npuc.targets.bm1684.network.passes import expand_slopes, functions_to_convs
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import SYNTHETIC, npuc
 from tests.compiled import causes
@@ -105,6 +106,11 @@ FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
         (3, 72, 61, 3),
         (3, 10, 72, 61),
         "t = Transpose <perm=[0, 3, 1, 2]> (x)\n y = Conv <pads=[1, 1, 1, 1]> (t, three)",
+    ),
+    "pictures and results with their channels last": (
+        (3, 40, 61, 3),
+        (3, 38, 59, 10),
+        "t = Transpose <perm=[0, 3, 1, 2]> (x)\n c = Conv(t, three)\n y = Transpose <perm=[0, 2, 3, 1]> (c)",
     ),
     "narrow depthwise": (IMAGE, IMAGE, "y = Conv <group=16, pads=[0, 2, 0, 2]> (x, d)"),
     "dilated depthwise": (BATCH, BATCH, "y = Conv <group=16, dilations=[2, 2], pads=[0, 4, 0, 4]> (x, d)"),
@@ -288,10 +294,19 @@ def test_slopes_that_differ_or_of_several_images_become_convolutions(
     assert_same_meaning(graph, found)
 
 
-def test_columns_of_a_picture_with_its_channels_last_are_copied_in_local_memory() -> None:
-    """Loads of single elements take four times as long."""
-    calls = [each.partition("(")[0] for each in _texts("a picture with its channels last")]
-    assert calls.count("okk_gdma_32bit_cpy_L2L") == 3 * calls.count("npuc_fix8b_conv2d")
+@pytest.mark.parametrize(("slope", "many"), [(1024.0, True), (1025.0, False)])
+def test_slopes_of_one_layer_do_not_forbid_those_of_another(slope: float, many: bool) -> None:
+    layers = node("PRelu", "x a", "y"), node("PRelu", "x b", "z")
+    slopes = [np.array([0.5, each, 2.0], np.float32).reshape(3, 1, 1) for each in (slope, 0.25)]
+    found = expand_slopes(network((1, 3, 4, 5), "y z", *layers, a=slopes[0], b=slopes[1]))
+    assert [each.op for each in found.nodes].count("PRelu") == (0 if many else 1)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if "channels last" in form])
+def test_pixels_with_their_channels_last_are_moved_as_rows(form: str) -> None:
+    """Transfers of single elements take four times as long."""
+    shapes = [each.partition("DIM4(")[2].partition(")")[0] for each in _texts(form) if re.search("put0,", each)]
+    assert min(int(each.rpartition(" ")[2]) for each in shapes) > 100
 
 
 def test_padding_with_ones_in_every_bit_keeps_its_bits() -> None:

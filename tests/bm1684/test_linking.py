@@ -38,14 +38,18 @@ MODELS = (
 
 
 def _link(model: Path, precision: str, folder: Path) -> int:
-    """Compiles a model, links its kernels, and gives their number."""
-    if shutil.which(COMPILER) is None:
-        pytest.skip(f"there is no {COMPILER}")
+    """Compiles a model, links its kernels, and gives their number; lines have at most 120 characters."""
     options = ("--target", "bm1684", "--precision", precision, "-o", folder / "m.npu")
     npuc("compile", *SYNTHETIC, model, *options).done()
     npuc("export", folder / "m.npu", "--format", "okkernel", "-o", folder / "c").done()
+    texts = [each for each in (folder / "c").rglob("*") if each.suffix in (".c", ".h", ".cpp", ".hpp")]
+    assert [each for each in texts if max(map(len, each.read_text("utf-8").splitlines())) > 120] == []
+    shared = ["npuc_kernel.h", "npuc_launch.hpp", *(["okk_fix8b.h"] if precision == "int8" else [])]
+    assert sorted(each.name for each in texts if each.name in shared) == shared  # each once
+    if shutil.which(COMPILER) is None:
+        pytest.skip(f"there is no {COMPILER}")
     sources = sorted((folder / "c").rglob("*_ok_device_kernel.c"))
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-I", str(simulator.MODEL), "-c"]
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", f"-I{simulator.MODEL}", f"-I{folder / 'c'}", "-c"]
     subprocess.run([COMPILER, *flags, *map(str, sources)], check=True, cwd=folder)
     (folder / "script.ld").write_text(SCRIPT)
     script = ["-nostdlib", "-T", "script.ld", "-Wl,--unresolved-symbols=ignore-all", "-o", "firmware"]

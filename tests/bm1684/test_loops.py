@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import namedtuple
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,19 +21,19 @@ def _calls(lines: list[str]) -> list[tuple[object, ...]]:
         if head := re.fullmatch(r"for \(int i = 0; i < (\d+); i\+\+\) \{", line):
             python.append(f"{' ' * depth}for i in range({head[1]}):")
             depth += 1
-        elif re.fullmatch(r"static const int each\[\d+\]\[\d+\] = \{", line):
-            python.append(f"{' ' * depth}each = [")
+        elif head := re.fullmatch(r"static const struct \{ int (.*); \} each\[\d+\] = \{", line):
+            python += [f"{' ' * depth}Row = namedtuple('Row', {head[1]!r})", f"{' ' * depth}each = ["]
         elif line == "};":
             python.append("]")
         elif row := re.fullmatch(r"\{(.*)\},", line):
-            python.append(f"[{row[1]}],")
+            python.append(f"Row({row[1]}),")
         elif line == "}":
             depth -= 1
         else:
             python.append(f"{' ' * depth}{line.rstrip(';')}")
     found: list[tuple[object, ...]] = []
     functions = {name: lambda *args, name=name: found.append((name, *args)) for name in ("f", "g", "h", "start")}
-    exec("\n".join(python), {**BUFFERS, **functions})
+    exec("\n".join(python), {"namedtuple": namedtuple, **BUFFERS, **functions})
     return found
 
 
@@ -58,12 +59,12 @@ def test_addresses_that_follow_no_rule_stand_in_a_table() -> None:
     ]
     assert roll_loops(lines) == [
         "for (int i = 0; i < 6; i++) {",
-        "    static const int each[6][2] = {",
+        "    static const struct { int value, value_2; } each[6] = {",
         *(f"        {{{at}, {k * k}}}," for k, at in enumerate(places)),
         "    };",
         "    start();",
-        "    f(each[i][0], each[i][0], 9);",
-        "    g(i, each[i][1]);",
+        "    f(each[i].value, each[i].value, 9);",
+        "    g(i, each[i].value_2);",
         "}",
     ]
 

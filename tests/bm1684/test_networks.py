@@ -106,7 +106,7 @@ def test_the_exported_c_compiles_without_a_warning(tmp_path: Path) -> None:
     _json("compile", _path("unet_small", tmp_path), "--target", "bm1684", "-o", artefact)
     _json("export", artefact, "--format", "okkernel", "-o", folder)
     kernel, launch = "npuc_unet_small_ok_device_kernel.c", "npuc_unet_small_launch.cpp"
-    build = {"Makefile", "CMakeLists.txt"}
+    build = {"Makefile", "CMakeLists.txt", "npuc_kernel.h", "npuc_launch.hpp"}
     assert {each.name for each in folder.iterdir()} == {kernel, launch, "weights.bin", "map.json", *build}
     include = ["-I", str(simulator.MODEL)]
     for standard in ("-std=c99", "-std=c11"):

@@ -40,8 +40,9 @@ def _symbols(sources: list[Path], folder: Path) -> list[list[str]]:
         pytest.skip("there is no nm")
     objects = [folder / f"{number}_{source.stem}.o" for number, source in enumerate(sources)]
     for source, made in zip(sources, objects, strict=True):
-        command = [simulator.compiler(), *FREESTANDING, "-I", str(simulator.MODEL), "-o", str(made), str(source)]
-        subprocess.run(command, check=True)
+        folders = [simulator.MODEL, next(folder.rglob("npuc_kernel.h")).parent]
+        include = [f"-I{each}" for each in folders]
+        subprocess.run([simulator.compiler(), *FREESTANDING, *include, "-o", str(made), str(source)], check=True)
     linked = ["-r", "-nostdlib", "-o", str(folder / "firmware.o"), *map(str, objects)]
     subprocess.run([simulator.compiler(), *linked], check=True)
     listed = ["nm", "--defined-only", "--extern-only", "--format=posix"]
@@ -68,7 +69,7 @@ def test_any_name_becomes_one_of_c(prefix: str, name: str, whole: Path, tmp_path
     assert [each.name for each in sources] == [f"{name}_ok_device_kernel.c"]
     assert _symbols(sources, tmp_path) == [[f"{name}_kernel"]]
     launcher = (tmp_path / "out" / f"{name}_launch.cpp").read_text()
-    assert f'okkernel_launch_sync(handle, "{name}_kernel",' in launcher
+    assert f'npuc::launch("{name}_kernel",' in launcher
     makefile = (tmp_path / "out" / "Makefile").read_text()
     assert f"{name}_ok_device_kernel.o: {name}_ok_device_kernel.c\n" in makefile
 
@@ -87,6 +88,8 @@ def test_parts_between_host_regions_have_names_of_their_own(tmp_path: Path) -> N
     assert _symbols(sources, tmp_path) == [[f"{name}_kernel"] for name in names]
     named = _exported(artefact, tmp_path / "named", "--prefix", "mine" * 50, "--self-test")
     assert named[1].name == f"{'mine' * 10}_part_1_ok_device_kernel.c"
+    build = ["make", "-C", str(named[1].parent), "kernel", "CROSS=", f"OKKERNEL={simulator.MODEL}"]
+    subprocess.run(build, check=True, capture_output=True)
     makefile = named[1].with_name("Makefile").read_text()
     assert f"./{'mine' * 10}_part_1_launch weights.bin" in makefile
 

@@ -71,12 +71,13 @@ def test_tokens_of_enough_channels_are_divided_by_their_own_deviations(
 
 @pytest.mark.parametrize(
     ("channel", "token", "mean", "place"),
-    [(1, 1, 0, "npu"), (1, 1, 1, "npu"), (1, 1e4, 0, "host"), (200, 1, 0, "host"), (1, 1, 100, "host")],
-)
+    [(1, 1, 0, "npu"), (1, 1, 1, "npu"), (1, 1e4, 0, "host"), (200, 1, 0, "host"), (1, 1, 100, "host"),
+     (1, 1e25, 0, "host")],
+)  # fmt: skip
 def test_normalisation_of_which_8_bits_lose_too_much_is_left_to_the_host(
     channel: float, token: float, mean: float, place: str, tmp_path: Path
 ) -> None:
-    """Sizes that differ by channel or by token, and a mean far from 0."""
+    """Sizes that differ by channel or by token, and a mean far from 0; squares beyond float32."""
     x = np.random.default_rng(2).normal(mean, 1, (8, 1, 16, 32)).astype(np.float32)
     x[..., 3] *= channel
     x *= np.geomspace(1, token, 16, dtype=np.float32)[:, None]

@@ -58,9 +58,10 @@ def test_a_mask_of_the_host_may_be_infinite(name: str) -> None:
     assert npuc.verify(model, program, data)["status"] == "ok"
 
 
-def test_the_host_computes_shares_of_exponents_that_it_masks() -> None:
+@pytest.mark.parametrize("shares", ["s = Softmax(h)", "s = Exp(h)", "t = Transpose<perm=[0,2,1]>(h)\n s = Exp(t)"])
+def test_the_host_computes_shares_of_exponents_that_it_masks(shares: str) -> None:
     """BM1684 multiplies what the host gives: the shares, whose exponents are infinite where they are masked."""
-    text = "g (float[1,6,6] x) => (float[1,6,6] y) { h = Add(x, mask)\n s = Softmax(h)\n y = MatMul(s, x) }"
+    text = f"g (float[1,6,6] x) => (float[1,6,6] y) {{ h = Add(x, mask)\n {shares}\n y = MatMul(s, x) }}"
     model = parse(text, mask=np.triu(np.full((6, 6), -np.inf, np.float32), 1))
     x = np.random.default_rng(1).standard_normal((4, 1, 6, 6)).astype(np.float32)
     program = npuc.compile(model, "bm1684", precision="int8", calibration={"x": x})

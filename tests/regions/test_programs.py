@@ -11,16 +11,19 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx.compose import add_prefix_graph
 from onnx.external_data_helper import set_external_data
+from onnx.helper import make_graph, make_model, make_opsetid, make_tensor_value_info
 
 from npuc import running
 from npuc.account import account_of, groups, reasons
 from npuc.errors import ArtefactError, DataError, NpucError
-from npuc.program import as_loaded, load
-from npuc.regions.artefact import is_composite
+from npuc.program import Program, as_loaded, load
+from npuc.regions.artefact import Contents, is_composite
 from npuc.regions.composite import Composite, target_of
 from npuc.samples.loading import Samples, synthetic
 from npuc.target import Options, Request
+from tests.bm1684.kernels import vendor_libraries
 from tests.compiled import causes, checked, compilation, places, program_of
 from tests.onnx_models import parse
 
@@ -199,6 +202,48 @@ def test_one_foreign_node_in_a_residual_network_makes_two_parts_and_exact_bytes(
     assert [each["macs"] for each in told] == [36 * 8 * 9 * (3 + 8), 0, 3 * 36 * 8 * 9 * 8]
     report = checked(program, tmp_path)
     assert report["status"] == "ok" and report["bit_exact"] in (True, None)
+
+
+def _joined_reference(program: Program, folder: Path) -> onnx.ModelProto:
+    """The parts' integer networks and the host's regions as one model: nothing of npuc joins or runs them."""
+    nodes, constants = [], []
+    for number, step in enumerate(Contents.of(program.manifest).steps):
+        path = folder / step.path
+        graph = onnx.load(path if step.kind == "host" else path / "reference.onnx").graph
+        shown = [each for each in graph.output if each.name in step.outputs]
+        del graph.output[:]
+        graph.output.extend(shown)
+        graph = add_prefix_graph(graph, f"{number}/", rename_inputs=False, rename_outputs=False)
+        nodes, constants = [*nodes, *graph.node], [*constants, *graph.initializer]
+    given, made = (
+        [make_tensor_value_info(each.name, onnx.TensorProto.FLOAT, each.shape) for each in ports]
+        for ports in (program.inputs, program.outputs)
+    )
+    whole = make_graph(nodes, "whole", given, made, constants)
+    return make_model(whole, opset_imports=[make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "chip"), [("easynpu", "own"), ("nvdla-full", "own"), ("bm1684", "own"), ("bm1684", "vendor")]
+)
+def test_all_parts_and_regions_agree_with_one_network_in_every_bit(name: str, chip: str, tmp_path: Path) -> None:
+    """End to end: a difference in what crosses between parts and host would show, too."""
+    assert chip != "vendor" or vendor_libraries()
+    body = f"s = Conv<{SAME}>(x, w)\n a = Sin(s)\n b = Conv<{SAME}>(a, w)\n c = Add(b, s)\n d = Relu(c)\n"
+    body += f"e = Cos(d)\n f = Conv<{SAME}>(e, v)\n h = Add(f, d)\n i = CumSum(h, k)\n y = Conv<{SAME}>(i, v)"
+    types = "float[2,8,6,6]"
+    model = parse(f"g ({types} x) => ({types} h, {types} y) <int64 k = {{2}}> {{ {body} }}", **C8)
+    program = program_of(model, tmp_path, name, {"precision": "int8"})
+    assert [each["place"] for each in program.manifest["report"]["partitions"]] == ["npu", "host"] * 3 + ["npu"]
+    x = np.random.default_rng(4).normal(0.2, 1, (3, 2, 8, 6, 6)).astype(np.float32)
+    found = target_of(program).runner(program, chip)({"x": x})
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    joined = _joined_reference(program, tmp_path / "out.npu").SerializeToString()
+    session = onnxruntime.InferenceSession(joined, options)
+    for at, sample in enumerate(x):
+        for port, wanted in zip(program.outputs, session.run(None, {"x": sample}), strict=True):
+            np.testing.assert_array_equal(found[port.name][at], wanted, strict=True)
 
 
 def test_a_model_that_the_target_runs_is_the_program_it_always_was(tmp_path: Path) -> None:

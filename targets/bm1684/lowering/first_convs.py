@@ -2,7 +2,8 @@
 
 Few input channels cost a convolution several times what its products do. Rows in one another's stride become
 channels, and so do copies of the image, each a column further, for every s-th column of the window: the loads take
-longer, but run beside the convolution, strip by strip.
+longer, but run beside the convolution, strip by strip. Values of pixels whose channels come last may be columns:
+loads of single elements take long.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.conv_calls import ConvForm
 from npuc.targets.bm1684.lowering.convolutions import STRIP_BYTES, STRIPS, fold, folded_view, folds, strip_rows
+from npuc.targets.bm1684.lowering.extents import MOST
 from npuc.targets.bm1684.lowering.kernel import Local, call
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, SystemView, Tensor, expect_view
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
+
+MOST_COLUMNS = 16
+"""Of dilations; strides are smaller."""
 
 
 @frozen
@@ -80,14 +85,17 @@ def strips(lo: Lowering, node: Node, form: ConvForm, out: Dim4) -> Iterator[tupl
     The image has at most as many channels as there are NPUs.
     """
     view = lo.view(node.inputs[0])
-    ways: list[tuple[tuple[float, float], int, Spread]] = []
+    ways: list[tuple[tuple[float, float], int, Spread, SystemView]] = []
     most = form.window.kernel[1] if form.window.dilations[1] == 1 else 1
     for by, copies, inside in product(folds(form, view), range(1, most + 1), (False, True)):
-        made = Spread.of(fold(form, by), copies, out, inside=inside)
+        made, given = Spread.of(fold(form, by), copies, out, inside=inside), folded_view(view, by)
         if made.form.weights.shape[1] <= lo.machine.npus or (by, copies) == (1, 1):
-            ways.append((made.cost(folded_view(view, by), out, lo.machine), by, made))
-    _, by, spread = min(ways, key=lambda way: (way[0], way[1], way[2].copies))
-    view = folded_view(view, by)
+            ways.append((made.cost(given, out, lo.machine), by, made, given))
+    wide = _columns_of_channels(form, view)
+    if wide is not None:
+        made = Spread.of(wide[0], wide[0].window.kernel[1], out)
+        ways.append((made.cost(wide[1], out, lo.machine), 1, made, wide[1]))
+    _, _, spread, view = min(ways, key=lambda way: (way[0], way[1], way[2].copies))
     rows = strip_rows(out, min(STRIPS, max(1, ELEMENT * prod(view.shape) // STRIP_BYTES)))
     for first in range(0, out.h, rows):
         count, window = min(rows, out.h - first), spread.form.window
@@ -97,6 +105,25 @@ def strips(lo: Lowering, node: Node, form: ConvForm, out: Dim4) -> Iterator[tupl
         yield replace(spread.form, window=replace(window, begins=(start - low, 0))), x, first, count
 
 
+def _columns_of_channels(form: ConvForm, view: SystemView) -> tuple[ConvForm, SystemView] | None:
+    """The convolution of an image whose rows are all values of their pixels; None if these are not one row."""
+    window, (outputs, channels, height, width) = form.window, form.weights.shape
+    batch, inner, rows, ((columns, step), *more) = view.axes
+    within = channels * max(width, window.strides[1]) < MOST_COLUMNS and channels * columns <= MOST.w
+    if inner != ((channels, 1),) or step != channels or more or not within or window.dilations[1] > 1:
+        return None
+    weights = form.weights.transpose(0, 2, 3, 1).reshape(outputs, 1, height, width * channels)
+    flat = Window(
+        (height, width * channels),
+        (window.strides[0], window.strides[1] * channels),
+        (window.begins[0], window.begins[1] * channels),
+        (window.ends[0], window.ends[1] * channels),
+        window.dilations,
+    )
+    axes = (batch, ((1, 0),), rows, ((columns * channels, 1),))
+    return replace(form, window=flat, weights=weights), replace(view, axes=axes)
+
+
 def _load_copies(lo: Lowering, node: Node, spread: Spread, view: SystemView) -> Tensor:
     """The copies of some rows of the image, with zeros before and behind it."""
     _, channels, rows, columns = view.shape
@@ -104,6 +131,13 @@ def _load_copies(lo: Lowering, node: Node, spread: Spread, view: SystemView) -> 
         wide = replace(spread, copies=1, columns=spread.columns + spread.copies - 1, inside=False)
         return _copy_columns(lo, node, spread, _load_copies(lo, node, wide, view))
     x = lo.new_tensor(f"{node.inputs[0]}/rows", Dim4(1, spread.copies * channels, rows, spread.columns))
+    stride = x.stride(lo.machine)
+    rest = stride.h * (rows - 1)  # of a channel; the vendor's model expects a channel stride within the memory
+    batch, inner, lines, ((_, step), *more) = view.axes
+    if not (spread.before or more) and columns >= spread.columns + spread.copies - 1:
+        axes = (batch, ((spread.copies, step), *inner), lines, ((spread.columns, step),))
+        lo.fill(x, replace(view, axes=axes), stride._replace(c=rest + spread.columns))
+        return x
     zeros = SystemView(WEIGHTS, lo.weights.zeros(spread.columns) // ELEMENT, (((1, 0),),) * 4)
     for number in range(spread.copies):
         copy = x.channels(number * channels, (number + 1) * channels, lo.machine)
@@ -115,7 +149,7 @@ def _load_copies(lo: Lowering, node: Node, spread: Spread, view: SystemView) -> 
         for first, last, given in ((0, begin, zeros), (begin, end, source), (end, spread.columns, zeros)):
             if last > first:
                 part = Tensor(copy.shape._replace(w=last - first), copy.at.shift(ELEMENT * first))
-                lo.fill(part, _broadcast_zeros(given, part.shape), x.stride(lo.machine))
+                lo.fill(part, _broadcast_zeros(given, part.shape), stride._replace(c=rest + last - first))
     return x
 
 

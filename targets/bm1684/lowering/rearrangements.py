@@ -36,6 +36,10 @@ def reshape(lo: Lowering, node: Node) -> None:
         if same is not None:
             lo.define(node.output, same)
             return
+        if node.output in lo.outputs and len(lo.graph.shape(name)) == 4:
+            lo.define_view(node.output, lo.destination(node.output))
+            lo.store(lo.reshape(lo.view(node.output), lo.graph.shape(name)), lo.load(name))
+            return
     lo.define_view(node.output, lo.reshape(lo.view(name), shape))
 
 

@@ -28,7 +28,7 @@ from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phas
 from npuc.passes.expansion.copies import expands_to_concats, gathers_to_slices
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
-from npuc.passes.expansion.functions import expand_prelu
+from npuc.passes.expansion.functions import prelu_to_convs
 from npuc.passes.expansion.images import TIDY, ImageLimits
 from npuc.passes.expansion.maxima_to_pools import MaximaToPools
 from npuc.passes.expansion.products import GemmToConv, products_to_convs
@@ -179,9 +179,39 @@ def _add_slopes(rewriter: Rewriter, node: Node) -> bool:
 
 
 def expand_slopes(graph: Graph) -> Graph:
-    """PRelu as convolutions, unless slopes exceed MOST_SLOPE."""
-    slopes = [graph.constants.get(node.inputs[1], np.inf) for node in graph.nodes if node.op == "PRelu"]
-    return graph if any(np.abs(each).max() > MOST_SLOPE for each in slopes) else expand_prelu(graph)
+    """PRelu as convolutions, unless its slopes exceed MOST_SLOPE."""
+    return rewrite(graph, _expand_slopes)
+
+
+def _expand_slopes(rewriter: Rewriter, node: Node) -> bool:
+    slopes = rewriter.constants.get(node.inputs[1]) if node.op == "PRelu" else None
+    return slopes is not None and np.abs(slopes).max() <= MOST_SLOPE and prelu_to_convs(rewriter, node)
+
+
+MOST_LAST = 32
+"""Channels that are interleaved, each by three calls."""
+MOST_WORDS = 1 << 15
+"""Of four elements each, which one NPU holds while they are interleaved."""
+
+
+def channels_last(graph: Graph) -> Graph:
+    """Few channels, which an output has last, become columns on the chip: a store of elements takes long."""
+    return rewrite(graph, _channels_last)
+
+
+def _channels_last(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "Transpose" or PERM(node) != (0, 2, 3, 1) or node.output not in rewriter.graph.outputs:
+        return False
+    n, height, width, channels = rewriter.shape(node.output)
+    fits = 0 < -(-n // 4) * height * width * channels <= MOST_WORDS
+    if not (fits and 1 < channels <= MOST_LAST and width * channels <= MOST_MAP[2]):
+        return False
+    names = tuple(rewriter.fresh(f"{node.output}/channel_{at}") for at in range(channels))
+    attrs = {"axis": 1, "split": (1,) * channels}
+    split = Node("Split", node.inputs, names, attrs, f"{node.name}/split", node.sources)
+    rows = rewriter.part(node, "Interleave", names, f"{node.output}/rows", axis=3)
+    rewriter.replace(node, split, rows, rewriter.back(node, rows.output))
+    return True
 
 
 def _behind_one(rewriter: Rewriter, node: Node) -> bool:
@@ -282,6 +312,7 @@ _FIXED: tuple[Pass, ...] = (
     operands_to_maps,
     expands_to_concats,
     GemmToConv(IMAGES, batches=True),
+    channels_last,
 )
 
 
