@@ -36,12 +36,13 @@ def beside(graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine: M
     if strip.free is None:
         return run, machine
     fmap, skip = strip.free
-    return in_place(run, strip.staying), replace(machine, fmap_words=fmap, skip_words=skip)
+    return in_place(graph, run, strip.staying), replace(machine, fmap_words=fmap, skip_words=skip)
 
 
-def in_place(run: Run, staying: Mapping[str, StayingMap]) -> Run:
+def in_place(graph: Graph, run: Run, staying: Mapping[str, StayingMap]) -> Run:
     """The run with what stays of its maps where it lies, which is neither loaded nor stored.
 
+    A map that the host loads is loaded whole, which only the first tile needs.
     Raises DoesNotFit (E302) where a job uses channels on both sides of a border, or a map is a part of another.
     """
     mine = {name: each for name, each in staying.items() if name in run.views.tensors}
@@ -74,14 +75,16 @@ def in_place(run: Run, staying: Mapping[str, StayingMap]) -> Run:
         if first < window.channels[1]:
             buffers[name] = (window.channels[1] - first, *window.shape[1:])
             windows[name] = replace(window, channels=(first, window.channels[1]))
+        if each.loaded:
+            windows[name] = whole(graph, name)
+            inputs[name] = MapView(f"{name}/0", *windows[name].shape)
+            continue
         for crossing, given in ((inputs, run.windows), (outputs, run.stored)):
-            if name in crossing and each.loaded:
-                crossing[name] = moved(crossing[name])
-            elif name in crossing:
+            if name in crossing:
                 outside = _outside(crossing.pop(name), given[name], first)
                 if outside is not None:
                     crossing[name] = moved(outside)
-        if name in outputs:  # what is loaded is no output
+        if name in outputs:
             stored[name] = replace(stored[name], channels=(first, stored[name].channels[1]))
     jobs = tuple(
         replace(

@@ -81,6 +81,11 @@ class TensorMove:
         return slice(None), channels, rows, columns
 
     @property
+    def words(self) -> int:
+        """DTCM words that it moves."""
+        return groups(self.channels) * self.height * self.width
+
+    @property
     def map(self) -> Map:
         """The DTCM words that it comes from or goes to."""
         return Map(self.place, self.height, self.width, groups(self.channels))

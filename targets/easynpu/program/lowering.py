@@ -5,8 +5,9 @@ Maps that are still in the DTCMs: rows that a segment need not load again, and r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise
 
 import numpy as np
@@ -33,7 +34,7 @@ from npuc.targets.easynpu.machine.memory import Map, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.apart import TensorWindow, places, with_sums_in_bands, with_taps_apart
 from npuc.targets.easynpu.plan.documented import expect_words
-from npuc.targets.easynpu.plan.grids import Strip, shares_of, tiles_of
+from npuc.targets.easynpu.plan.grids import Strip, shares_of, tiles_of, weights
 from npuc.targets.easynpu.plan.implicit import implicit
 from npuc.targets.easynpu.plan.ordering import best_order
 from npuc.targets.easynpu.plan.placement import (
@@ -48,7 +49,7 @@ from npuc.targets.easynpu.plan.placement import (
     placeable,
 )
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
-from npuc.targets.easynpu.plan.sections import in_sections
+from npuc.targets.easynpu.plan.sections import in_sections, in_wide_sections
 from npuc.targets.easynpu.plan.staying import beside, with_staying_maps
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
@@ -172,6 +173,19 @@ class Lowered:
     windows: Mapping[str, TensorWindow]
     """Tensors that are windows of others (apart)."""
 
+    def cost(self, machine: Machine, objective: str) -> float:
+        """What plans for this objective minimise: words of traffic, or cycles of computation and transfers."""
+        segments = [step for step in self.steps if isinstance(step, Segment)]
+        maps = sum(move.words for segment in segments for move in (*segment.loads, *segment.stores))
+        images = [image for segment in segments for image in segment.images]
+        words = maps + sum(each.words for each in images if each.memory == "weight" or objective == "time")
+        cycles = sum(job.tiling.cycles for job in self.jobs)
+        return words * weights(machine)[objective] + cycles
+
+
+Way = tuple[Mapping[str, StripPlan], Callable[[], Iterable[Placement]]]
+"""The plans of a region for each objective, and the placed runs, one per segment, of that for this objective."""
+
 
 def lower(
     quantised: Quantised,
@@ -201,49 +215,72 @@ def lower(
     if arrays and all(_fits(banded, nodes, machine) for nodes in arrays):
         graph, windows = banded, {**windows, **bands}
     regions = regions_of(graph, machine, documented=documented, moved=moved)
-    steps: list[HostStep | EmittedRun] = []
-    streams = WeightImage()
-    read: set[str] = set()
-    considered: list[Mapping[str, StripPlan]] = []
-    for region in regions:
-        steps += constant_steps(graph, region.host, read)
-        for node in region.host:
-            step = _host_step(graph, node, regions, region) if node.output not in apart else None
-            if step is not None:
-                steps.append(replace(step, conversion=True) if node.output in laid_out else step)
-        if not region.array:
-            continue
-        best, found = computed(graph, region.array, machine, documented, objective)
-        considered.append(best)
-        for placement in found:
-            full = [emit_job(_told(each, windows), machine) for each in placement.jobs]
-            stream = streams.add(b"".join(job.weights.tobytes() for job in full))
-            jobs = tuple(map(without_data, full))
-            steps.append(EmittedRun(replace(placement, jobs=tuple(each.placed for each in jobs)), jobs, stream))
-    emitted = [step for step in steps if isinstance(step, EmittedRun)]
-    parts = (
-        [[each] for each in emitted] if documented or not emitted else arranged(emitted, machine, streams.contents)
-    )
-    runs = [*chain.from_iterable(parts)]
-    init, loads = resident([(run.stream, run.weights_at) for run in runs], machine, streams.contents)
-    made = _segments(graph, windows, runs, loads)
-    if len(made) == 1:
-        words, *others = made[0].images
-        init, made = (words, *init), [replace(made[0], images=tuple(others))]
-    in_order, in_parts, done = iter(made), iter(parts), list[Step]()
-    for step in steps:
-        done += [step] if isinstance(step, HostStep) else [next(in_order) for _ in next(in_parts)]
-    return Lowered(
-        replace(quantised, graph=graph),
-        init,
-        without_dead_stores(done, graph.outputs),
-        tuple(word for run in runs for job in run.jobs for word in job.words),
-        bytes(streams.image),
-        tuple(job for run in runs for job in run.jobs),
-        _usage(runs, [Segment(init, (), 0, ()), *made]),
-        tuple(considered),
-        windows,
-    )
+    network = _Divided(replace(quantised, graph=graph), machine, regions, apart, laid_out, windows)
+    ways = [_ways(graph, each.array, machine, documented, objective) for each in regions if each.array]
+    count = max(map(len, ways), default=1)
+    programs = [
+        network.program([each[number % len(each)] for each in ways], in_turn=documented) for number in range(count)
+    ]
+    return programs[0] if count == 1 else min(programs, key=lambda each: each.cost(machine, objective))
+
+
+@frozen
+class _Divided:
+    """A network as host and array nodes, and the tensors that lowering has given a place of their own."""
+
+    quantised: Quantised
+    machine: Machine
+    regions: Sequence[Region]
+    apart: frozenset[str]
+    laid_out: frozenset[str]
+    windows: Mapping[str, TensorWindow]
+
+    def program(self, ways: Sequence[Way], *, in_turn: bool) -> Lowered:
+        """The program that computes each region's array nodes in this way. in_turn: weights are loaded in turn."""
+        graph, machine, windows = self.quantised.graph, self.machine, self.windows
+        steps: list[HostStep | EmittedRun] = []
+        streams = WeightImage()
+        read: set[str] = set()
+        left = iter(ways)
+        for region in self.regions:
+            steps += constant_steps(graph, region.host, read)
+            for node in region.host:
+                step = _host_step(graph, node, self.regions, region) if node.output not in self.apart else None
+                if step is not None:
+                    steps.append(replace(step, conversion=True) if node.output in self.laid_out else step)
+            for placement in next(left)[1]() if region.array else ():
+                full = [emit_job(_told(each, windows), machine) for each in placement.jobs]
+                stream = streams.add(b"".join(job.weights.tobytes() for job in full))
+                jobs = tuple(map(without_data, full))
+                steps.append(
+                    EmittedRun(replace(placement, jobs=tuple(each.placed for each in jobs)), jobs, stream)
+                )
+        emitted = [step for step in steps if isinstance(step, EmittedRun)]
+        parts = (
+            [[each] for each in emitted]
+            if in_turn or not emitted
+            else arranged(emitted, machine, streams.contents)
+        )
+        runs = [*chain.from_iterable(parts)]
+        init, loads = resident([(run.stream, run.weights_at) for run in runs], machine, streams.contents)
+        made = _segments(graph, windows, runs, loads)
+        if len(made) == 1:
+            words, *others = made[0].images
+            init, made = (words, *init), [replace(made[0], images=tuple(others))]
+        in_order, in_parts, done = iter(made), iter(parts), list[Step]()
+        for step in steps:
+            done += [step] if isinstance(step, HostStep) else [next(in_order) for _ in next(in_parts)]
+        return Lowered(
+            self.quantised,
+            init,
+            without_dead_stores(done, graph.outputs),
+            tuple(word for run in runs for job in run.jobs for word in job.words),
+            bytes(streams.image),
+            tuple(job for run in runs for job in run.jobs),
+            _usage(runs, [Segment(init, (), 0, ()), *made]),
+            tuple(plans for plans, _ in ways),
+            windows,
+        )
 
 
 def _segments(
@@ -254,8 +291,8 @@ def _segments(
 ) -> list[Segment]:
     """The segments, each without the maps that are in the DTCMs. loads: the weights that each loads."""
     maps, words, found = Resident(), 0, list[Segment]()
-    for run, weights in zip(runs, loads, strict=True):
-        segment = _segment(graph, windows, run.placement, run.jobs, words, weights)
+    for run, images in zip(runs, loads, strict=True):
+        segment = _segment(graph, windows, run.placement, run.jobs, words, images)
         found.append(replace(segment, loads=maps.load(segment.loads)))
         maps.run(run.placement, segment)
         words += segment.count
@@ -292,7 +329,13 @@ def _fits(graph: Graph, nodes: Sequence[Node], machine: Machine) -> bool:
 def computed(
     graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str
 ) -> tuple[Mapping[str, StripPlan], Iterable[Placement]]:
-    """The best plan for each objective, and the placed runs, one per segment, of the plan for this objective.
+    """The first of `_ways`, with its placed runs."""
+    plans, found = _ways(graph, nodes, machine, documented, objective)[0]
+    return plans, found()
+
+
+def _ways(graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str) -> list[Way]:
+    """The ways to compute nodes that are worth comparing: with and without maps that stay.
 
     All nodes run at once, or in tiles where the maps do not fit. Raises DoesNotFit where not even one tile of one
     layer fits, or where tiles are needed and documented addressing cannot express them.
@@ -306,17 +349,18 @@ def computed(
     try:
         expect_fields(run.jobs)
         found = placed(run, machine, documented)
-        return dict.fromkeys(OBJECTIVES, untiled(graph, nodes, machine, shares, found)), found
+        return [(dict.fromkeys(OBJECTIVES, untiled(graph, nodes, machine, shares, found)), lambda: found)]
     except (DoesNotFit, UnsupportedOperator) as error:
         if error.problems[0].code not in ("E302", "E301", *(("E204",) if documented else ())):
             raise
-    best = plans(graph, nodes, machine, shares, documented=documented)
+    best = [plans(graph, nodes, machine, shares, documented=documented)]
     if not documented:
-        best = {
-            name: replace(plan, strips=with_staying_maps(graph, plan.strips, machine, shares, name))
-            for name, plan in best.items()
+        strips = {
+            name: with_staying_maps(graph, plan.strips, machine, shares, name) for name, plan in best[0].items()
         }
-    return best, _tiles(graph, best[objective], machine, documented)
+        if any(each.staying for each in strips[objective]):
+            best.insert(0, {name: replace(plan, strips=strips[name]) for name, plan in best[0].items()})
+    return [(each, partial(_tiles, graph, each[objective], machine, documented)) for each in best]
 
 
 def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) -> Iterator[Placement]:
@@ -371,19 +415,22 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
     Addresses are implicit where this needs no more host transfers and no more words, or where only they are
     allowed; otherwise they are explicit.
     """
-    if not run.jobs:  # movement may need no word
-        return _explicit_segments(run, machine)
-    if documented:
+    if documented and run.jobs:
         return implicit(run, machine)
     try:
-        found = implicit(run, machine)
+        found = implicit(run, machine) if run.jobs else []  # movement may need no word
+        loads = [each.tensor for placement in found for each in placement.inputs]
+        if run.jobs and len(loads) <= len(run.inputs) and sum(len(each.jobs) for each in found) <= len(run.jobs):
+            return found
     except (UnsupportedOperator, DoesNotFit):
+        pass
+    try:
         return _explicit_segments(run, machine)
-    loads = [each.tensor for placement in found for each in placement.inputs]
-    jobs = sum(len(each.jobs) for each in found)
-    if len(loads) > len(run.inputs) or jobs > len(run.jobs):
-        return _explicit_segments(run, machine)
-    return found
+    except DoesNotFit as error:
+        try:
+            return in_wide_sections(run, machine)
+        except DoesNotFit:
+            raise error from None
 
 
 def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:

@@ -43,7 +43,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.plan.apart import TensorWindow
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan
-from npuc.targets.easynpu.program.artefact import Segment, TensorMove
+from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.lowering import Lowered
 from npuc.view import memory_use, totals
@@ -352,7 +352,7 @@ def host_traffic(lowered: Lowered, machine: Machine) -> dict[str, Any]:
     segments = [step for step in lowered.steps if isinstance(step, Segment)]
     moves = [move for segment in segments for move in (*segment.loads, *segment.stores)]
     images = [image for segment in segments for image in segment.images]
-    maps = sum(_words(move) for move in moves)
+    maps = sum(move.words for move in moves)
     weights = sum(image.words for image in images if image.memory == "weight")
     stored = {move.tensor for segment in segments for move in segment.stores}
     loaded = {move.tensor for segment in segments for move in segment.loads}
@@ -406,7 +406,3 @@ def multiplied(word: Layer | Reshape) -> int:
     if not isinstance(word, Layer) or operation is None or not operation.mnemonic.startswith(("conv", "dwconv")):
         return 0
     return word.Ho * word.Wo * word.Co * word.Hk * word.Wk * (word.Ci if is_dense(word) else 1)
-
-
-def _words(move: TensorMove) -> int:
-    return -(-move.channels // isa.WORD_BYTES) * move.height * move.width
