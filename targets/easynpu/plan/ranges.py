@@ -198,7 +198,7 @@ class Range:
     def _fits_in_sections(self, grid: Grid, tiles: Iterable[Mapping[str, MapWindow]]) -> bool:
         """Whether every tile can be placed in sections, by placing it; False if a smaller tile has failed.
 
-        Where MOST_TRIED have failed, grids of less than twice the tiles of the last one count as too large as well.
+        Where MOST_TRIED have failed, grids of less than twice the tiles of the last one count as too large too.
         """
         larger = (each for each in self.too_large if each.channels == grid.channels)
         if any(grid.rows <= each.rows and grid.columns <= each.columns for each in larger):

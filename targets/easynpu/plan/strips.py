@@ -4,8 +4,8 @@ The nodes of a region are cut into consecutive ranges, each with a grid of tiles
 the cuts minimises the cycles of computation (halo is computed more than once) plus those of the transfers. It is
 exact within its class of plans: contiguous ranges of at most 32 units, uniform grids of up to 16 x 16 tiles along
 the axes that no layer moves elements along, groups of 16 channels for single layers, tiles that the allocator can
-place. Only where no such plan exists are there finer grids, of up to 8192 tiles. Of tiles that would have to lie in
-sections, a range tries no more than it can afford (ranges.MOST_TRIED): there a cheaper grid may be missed.
+place. Only where no such plan exists are there finer grids, of up to 8192 tiles. Of tiles that would have to lie
+in sections, a range tries no more than it can afford (ranges.MOST_TRIED): there a cheaper grid may be missed.
 """
 
 from __future__ import annotations

@@ -142,9 +142,13 @@ def arranged(runs: Sequence[EmittedRun], machine: Machine, contents: Array) -> l
     counts = Counter(run.stream for run in runs)
     sizes = sorted({len(job.weights) for run in runs for job in run.jobs if counts[run.stream] == 1})
     best: tuple[int, list[list[EmittedRun]]] | None = None
+    known = 0
     for room in (machine.weight_words, *sizes[:: -(len(sizes) // MOST_ROOMS + 1)]):
         parts = [[*run.divided(room)] if counts[run.stream] == 1 else [run] for run in runs]
         flat = [each for part in parts for each in part]
+        if len(flat) == known:  # smaller rooms divide no less
+            continue
+        known = len(flat)
         bases = iter(places_of_streams([each.stream for each in flat], machine))
         placed = [[replace(each, weights_at=next(bases)) for each in part] for part in parts]
         _, loads = resident(
@@ -157,19 +161,58 @@ def arranged(runs: Sequence[EmittedRun], machine: Machine, contents: Array) -> l
     return [[each.with_weights_at(each.weights_at, machine) for each in part] for part in best[1]]
 
 
+@frozen
+class _Stay:
+    """A stream in the DTCM from a segment up to another, and how many loads that saves an inference."""
+
+    stream: Stream
+    first: int
+    last: int
+    loads: int
+
+    @property
+    def worth(self) -> tuple[float, int]:
+        """What it saves for a word of the DTCM in one segment, and its words."""
+        return self.loads / (self.last + 1 - self.first), self.stream[1]
+
+
 def places_of_streams(streams: Sequence[Stream], machine: Machine) -> list[int]:
-    """The address of each segment's stream, for the fewest words that are loaded in an inference."""
+    """The address of each segment's stream, for the fewest words that are loaded in an inference.
+
+    Streams stay for good, or from the first segment that uses them up to the last; the others lie at word 0, one
+    after the other. Those that save most for the words and segments that they take come first, but before them,
+    in turn, all that are longer than some stream: they would leave little room.
+    """
     loads = Counter(stream for at, stream in enumerate(streams) if not at or streams[at - 1] != stream)
-    order = sorted(loads, key=lambda stream: (-loads[stream], -stream[1]))
+    used: dict[Stream, list[int]] = {}
+    for at, stream in enumerate(streams):
+        used.setdefault(stream, []).append(at)
+    always = [_Stay(each, 0, len(streams) - 1, count) for each, count in loads.items()]
+    meanwhile = [_Stay(each, used[each][0], used[each][-1], loads[each] - 1) for each in loads if loads[each] > 1]
+    long, all_stays = (
+        [each for each in sorted(kind, key=lambda each: each.worth, reverse=True) if each.stream[1] >= WORTH]
+        for kind in (always, [*always, *meanwhile])
+    )
     best: tuple[int, dict[Stream, int]] = 0, {}
-    for room in sorted({0, *(size for _, size in streams)}):
-        places: dict[Stream, int] = {}
-        end, must = room, [stream for stream in order if stream[1] > room]
-        for stream in (*must, *(each for each in order if WORTH <= each[1] <= room)):
-            if end + stream[1] <= machine.weight_words:
-                places[stream], end = end, end + stream[1]
-        saved = sum(loads[stream] * stream[1] for stream in places)
-        if saved > best[0] and all(stream in places for stream in must):
+    sizes = sorted({size for _, size in streams})
+    for room in (0, *reversed(sizes[:: -(len(sizes) // MOST_ROOMS + 1)])):
+        saved, places = 0, dict[Stream, int]()
+        tops, alone = np.zeros((2, len(streams)), np.int64)
+        """For every segment, the words behind what stays, and those of its stream if that does not."""
+        alone[:] = [size if size <= room else 0 for _, size in streams]
+        for each in (*(each for each in long if each.stream[1] > room), *all_stays):
+            size, span, mine = each.stream[1], slice(each.first, each.last + 1), used[each.stream]
+            if each.stream in places or tops[each.first] + size > machine.weight_words:
+                continue
+            before = alone[mine]
+            alone[mine] = 0
+            low = int(np.maximum(tops[span], alone[span]).max())
+            if low + size <= machine.weight_words:
+                places[each.stream], tops[span] = low, low + size
+                saved += size * each.loads
+            else:
+                alone[mine] = before
+        if saved > best[0] and all(each in places for each in loads if each[1] > room):
             best = saved, places
     return [best[1].get(stream, 0) for stream in streams]
 
