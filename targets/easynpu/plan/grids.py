@@ -37,11 +37,6 @@ class Grid:
     rows: int = 1
     columns: int = 1
 
-    @property
-    def tiles(self) -> int:
-        """All of them."""
-        return self.channels * self.rows * self.columns
-
     def windows(self, shape: tuple[int, int, int]) -> Iterator[MapWindow]:
         """The tiles of a map (C, H, W), channels outermost."""
         per_axis = (

@@ -53,8 +53,7 @@ FINEST_TILES = 8192
 """The most tiles along rows and columns together, where no grid of MOST_TILES by MOST_TILES fits."""
 FINER = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Numbers of tiles along an axis beyond MOST_TILES."""
-MOST_TRIED = 32
-"""Placements in sections of a range that may fail before grids are tried in larger steps."""
+
 
 InTurn = Callable[[Node, tuple[Node, ...]], tuple[Layer, ...]]
 
@@ -139,15 +138,6 @@ class Range:
                 found, limit = strip, strip.cost(weight)
         return found
 
-    def smallest(self) -> Strip | None:
-        """A strip that fits, if any, found quickly: small tiles are tried first."""
-        tiles = self.grids[:, :3].prod(axis=1)
-        for at in np.argsort(-tiles, kind="stable"):
-            strip = self._strip(at)
-            if self._at_document_s_addresses(strip) if self.chains else self.fits(strip.grid):
-                return strip
-        return None
-
     def _costs(self, weight: float) -> Array:
         """The cost of the strip with each of the grids (Strip.cost)."""
         return self.grids[:, 4] + self.grids[:, 3] * weight
@@ -196,14 +186,9 @@ class Range:
         return self.fitting[grid]
 
     def _fits_in_sections(self, grid: Grid, tiles: Iterable[Mapping[str, MapWindow]]) -> bool:
-        """Whether every tile can be placed in sections, by placing it; False if a smaller tile has failed.
-
-        Where MOST_TRIED have failed, grids of less than twice the tiles of the last one count as too large too.
-        """
+        """Whether every tile can be placed in sections, by placing it; False if a smaller tile has failed."""
         larger = (each for each in self.too_large if each.channels == grid.channels)
         if any(grid.rows <= each.rows and grid.columns <= each.columns for each in larger):
-            return False
-        if len(self.too_large) >= MOST_TRIED and grid.tiles < 2 * self.too_large[-1].tiles:
             return False
         try:
             for windows in tiles:

@@ -154,10 +154,9 @@ def in_sections(
 
 
 def in_wide_sections(run: Run, machine: Machine) -> list[Placement]:
-    """The segments of a run with sections of the channels that jobs use as they are; raises like `in_sections`."""
-    return _placed(
-        run, cut([p for job in run.jobs for p in pieces(job, machine)], machine, extended=True), machine
-    )
+    """The segments of a run with sections of the channels that jobs use as they are; raises as `in_sections`."""
+    jobs = [piece for job in run.jobs for piece in pieces(job, machine)]
+    return _placed(run, cut(jobs, machine, extended=True), machine)
 
 
 def _soonest(jobs: Sequence[Job]) -> list[Job]:

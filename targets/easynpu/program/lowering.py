@@ -6,6 +6,7 @@ Maps that are still in the DTCMs: rows that a segment need not load again, and r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
@@ -36,7 +37,6 @@ from npuc.targets.easynpu.plan.apart import TensorWindow, places, with_sums_in_b
 from npuc.targets.easynpu.plan.documented import expect_words
 from npuc.targets.easynpu.plan.grids import Strip, shares_of, tiles_of, weights
 from npuc.targets.easynpu.plan.implicit import implicit
-from npuc.targets.easynpu.plan.ordering import best_order
 from npuc.targets.easynpu.plan.placement import (
     Crossing,
     PlacedJob,
@@ -51,7 +51,7 @@ from npuc.targets.easynpu.plan.placement import (
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections, in_wide_sections
 from npuc.targets.easynpu.plan.staying import beside, with_staying_maps
-from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
+from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, best_order, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, without_data
 from npuc.targets.easynpu.program.residence import EmittedRun, WeightImage, arranged, resident
@@ -184,7 +184,7 @@ class Lowered:
 
 
 Way = tuple[Mapping[str, StripPlan], Callable[[], Iterable[Placement]]]
-"""The plans of a region for each objective, and the placed runs, one per segment, of that for this objective."""
+"""A region's plans by objective, and what gives the placed runs, one per segment, of that for this objective."""
 
 
 def lower(
@@ -215,88 +215,73 @@ def lower(
     if arrays and all(_fits(banded, nodes, machine) for nodes in arrays):
         graph, windows = banded, {**windows, **bands}
     regions = regions_of(graph, machine, documented=documented, moved=moved)
-    network = _Divided(replace(quantised, graph=graph), machine, regions, apart, laid_out, windows)
-    ways = [_ways(graph, each.array, machine, documented, objective) for each in regions if each.array]
-    count = max(map(len, ways), default=1)
-    programs = [
-        network.program([each[number % len(each)] for each in ways], in_turn=documented) for number in range(count)
-    ]
-    return programs[0] if count == 1 else min(programs, key=lambda each: each.cost(machine, objective))
+    steps: list[HostStep | Region] = []
+    read: set[str] = set()
+    for region in regions:
+        steps += constant_steps(graph, region.host, read)
+        for node in region.host:
+            step = _host_step(graph, node, regions, region) if node.output not in apart else None
+            if step is not None:
+                steps.append(replace(step, conversion=True) if node.output in laid_out else step)
+        steps += [region] if region.array else []
+    ways = [ways_of(graph, each.array, machine, documented, objective) for each in regions if each.array]
+    build = partial(_program, replace(quantised, graph=graph), machine, steps, windows, documented=documented)
+    found = build([each[0] for each in ways])
+    if any(len(each) > 1 for each in ways):
+        with suppress(DoesNotFit):  # of a tile beside maps that stay
+            found = min(found, build([each[-1] for each in ways]), key=lambda it: it.cost(machine, objective))
+    return found
 
 
-@frozen
-class _Divided:
-    """A network as host and array nodes, and the tensors that lowering has given a place of their own."""
-
-    quantised: Quantised
-    machine: Machine
-    regions: Sequence[Region]
-    apart: frozenset[str]
-    laid_out: frozenset[str]
-    windows: Mapping[str, TensorWindow]
-
-    def program(self, ways: Sequence[Way], *, in_turn: bool) -> Lowered:
-        """The program that computes each region's array nodes in this way. in_turn: weights are loaded in turn."""
-        graph, machine, windows = self.quantised.graph, self.machine, self.windows
-        steps: list[HostStep | EmittedRun] = []
-        streams = WeightImage()
-        read: set[str] = set()
-        left = iter(ways)
-        for region in self.regions:
-            steps += constant_steps(graph, region.host, read)
-            for node in region.host:
-                step = _host_step(graph, node, self.regions, region) if node.output not in self.apart else None
-                if step is not None:
-                    steps.append(replace(step, conversion=True) if node.output in self.laid_out else step)
-            for placement in next(left)[1]() if region.array else ():
-                full = [emit_job(_told(each, windows), machine) for each in placement.jobs]
-                stream = streams.add(b"".join(job.weights.tobytes() for job in full))
-                jobs = tuple(map(without_data, full))
-                steps.append(
-                    EmittedRun(replace(placement, jobs=tuple(each.placed for each in jobs)), jobs, stream)
-                )
-        emitted = [step for step in steps if isinstance(step, EmittedRun)]
-        parts = (
-            [[each] for each in emitted]
-            if in_turn or not emitted
-            else arranged(emitted, machine, streams.contents)
-        )
-        runs = [*chain.from_iterable(parts)]
-        init, loads = resident([(run.stream, run.weights_at) for run in runs], machine, streams.contents)
-        made = _segments(graph, windows, runs, loads)
-        if len(made) == 1:
-            words, *others = made[0].images
-            init, made = (words, *init), [replace(made[0], images=tuple(others))]
-        in_order, in_parts, done = iter(made), iter(parts), list[Step]()
-        for step in steps:
-            done += [step] if isinstance(step, HostStep) else [next(in_order) for _ in next(in_parts)]
-        return Lowered(
-            self.quantised,
-            init,
-            without_dead_stores(done, graph.outputs),
-            tuple(word for run in runs for job in run.jobs for word in job.words),
-            bytes(streams.image),
-            tuple(job for run in runs for job in run.jobs),
-            _usage(runs, [Segment(init, (), 0, ()), *made]),
-            tuple(plans for plans, _ in ways),
-            windows,
-        )
-
-
-def _segments(
-    graph: Graph,
+def _program(
+    quantised: Quantised,
+    machine: Machine,
+    steps: Sequence[HostStep | Region],
     windows: Mapping[str, TensorWindow],
-    runs: Sequence[EmittedRun],
-    loads: Sequence[tuple[ImageLoad, ...]],
-) -> list[Segment]:
-    """The segments, each without the maps that are in the DTCMs. loads: the weights that each loads."""
-    maps, words, found = Resident(), 0, list[Segment]()
+    ways: Sequence[Way],
+    *,
+    documented: bool,
+) -> Lowered:
+    """The program that computes the array nodes of each region among the steps in this way."""
+    graph, streams, left = quantised.graph, WeightImage(), iter(ways)
+    emitted: list[HostStep | EmittedRun] = []
+    for step in steps:
+        if isinstance(step, HostStep):
+            emitted.append(step)
+            continue
+        for placement in next(left)[1]():
+            full = [emit_job(_told(each, windows), machine) for each in placement.jobs]
+            stream = streams.add(b"".join(job.weights.tobytes() for job in full))
+            jobs = tuple(map(without_data, full))
+            emitted.append(EmittedRun(replace(placement, jobs=tuple(each.placed for each in jobs)), jobs, stream))
+    parts = [[each] for each in emitted if isinstance(each, EmittedRun)]
+    if parts and not documented:
+        parts = arranged([*chain.from_iterable(parts)], machine, streams.contents)
+    runs = [*chain.from_iterable(parts)]
+    init, loads = resident([(run.stream, run.weights_at) for run in runs], machine, streams.contents)
+    maps, words, made = Resident(), 0, list[Segment]()
     for run, images in zip(runs, loads, strict=True):
         segment = _segment(graph, windows, run.placement, run.jobs, words, images)
-        found.append(replace(segment, loads=maps.load(segment.loads)))
+        made.append(replace(segment, loads=maps.load(segment.loads)))
         maps.run(run.placement, segment)
         words += segment.count
-    return found
+    if len(made) == 1:
+        itcm, *others = made[0].images
+        init, made = (itcm, *init), [replace(made[0], images=tuple(others))]
+    in_order, in_parts, done = iter(made), iter(parts), list[Step]()
+    for step in emitted:
+        done += [step] if isinstance(step, HostStep) else [next(in_order) for _ in next(in_parts)]
+    return Lowered(
+        quantised,
+        init,
+        without_dead_stores(done, graph.outputs),
+        tuple(word for run in runs for job in run.jobs for word in job.words),
+        bytes(streams.image),
+        tuple(job for run in runs for job in run.jobs),
+        _usage(runs, [Segment(init, (), 0, ()), *made]),
+        tuple(plans for plans, _ in ways),
+        windows,
+    )
 
 
 def _told(placed: PlacedJob, windows: Mapping[str, TensorWindow]) -> PlacedJob:
@@ -326,16 +311,8 @@ def _fits(graph: Graph, nodes: Sequence[Node], machine: Machine) -> bool:
     return True
 
 
-def computed(
-    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str
-) -> tuple[Mapping[str, StripPlan], Iterable[Placement]]:
-    """The first of `_ways`, with its placed runs."""
-    plans, found = _ways(graph, nodes, machine, documented, objective)[0]
-    return plans, found()
-
-
-def _ways(graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str) -> list[Way]:
-    """The ways to compute nodes that are worth comparing: with and without maps that stay.
+def ways_of(graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str) -> list[Way]:
+    """The ways to compute nodes that are worth comparing: without maps that stay and, if some may, with them.
 
     All nodes run at once, or in tiles where the maps do not fit. Raises DoesNotFit where not even one tile of one
     layer fits, or where tiles are needed and documented addressing cannot express them.
@@ -353,14 +330,12 @@ def _ways(graph: Graph, nodes: Sequence[Node], machine: Machine, documented: boo
     except (DoesNotFit, UnsupportedOperator) as error:
         if error.problems[0].code not in ("E302", "E301", *(("E204",) if documented else ())):
             raise
-    best = [plans(graph, nodes, machine, shares, documented=documented)]
+    best = plans(graph, nodes, machine, shares, documented=documented)
+    found = [best[objective]]
     if not documented:
-        strips = {
-            name: with_staying_maps(graph, plan.strips, machine, shares, name) for name, plan in best[0].items()
-        }
-        if any(each.staying for each in strips[objective]):
-            best.insert(0, {name: replace(plan, strips=strips[name]) for name, plan in best[0].items()})
-    return [(each, partial(_tiles, graph, each[objective], machine, documented)) for each in best]
+        strips = with_staying_maps(graph, found[0].strips, machine, shares, objective)
+        found += [replace(found[0], strips=strips)] * any(each.staying for each in strips)
+    return [({**best, objective: each}, partial(_tiles, graph, each, machine, documented)) for each in found]
 
 
 def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) -> Iterator[Placement]:
@@ -370,19 +345,19 @@ def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) ->
     the range before it has ended there; that one's results are left where they are read next.
     """
     if not documented:
-        for strip, tiles in _in_order(graph, plan, documented):
-            for tile in tiles:
+        for strip in plan.strips:
+            for tile in tiles_of(graph, strip.nodes, strip.grid):
                 yield from _of_tile(graph, strip, tile, machine)
         return
     runs = (
-        run_of(graph, strip.nodes, machine, tile, documented=documented)
-        for strip, tiles in _in_order(graph, plan, documented)
+        run_of(graph, strip.nodes, machine, tile, documented=True)
+        for strip, tiles in _in_turns(graph, plan)
         for tile in tiles
     )
     for run, following in pairwise(chain(runs, [None])):
         assert run is not None
         if following is None or not set(run.outputs).intersection(following.inputs):
-            yield from placed(run, machine, documented)
+            yield from implicit(run, machine)
         else:
             yield from implicit(run, machine, implicit(following, machine)[0].inputs)
 
@@ -398,15 +373,13 @@ def _of_tile(graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine:
     return in_sections(graph, strip.nodes, rest, tile)
 
 
-def _in_order(
-    graph: Graph, plan: StripPlan, documented: bool
-) -> Iterator[tuple[Strip, Sequence[Mapping[str, MapWindow]]]]:
-    """The tiles of every strip; those of documented words from the bottom up and from the top down in turns."""
-    from_top = not documented
+def _in_turns(graph: Graph, plan: StripPlan) -> Iterator[tuple[Strip, Sequence[Mapping[str, MapWindow]]]]:
+    """The tiles of every strip, from the bottom up and from the top down in turns."""
+    from_top = False
     for strip in plan.strips:
         tiles = tiles_of(graph, strip.nodes, strip.grid)
         yield strip, tiles if from_top else tiles[::-1]
-        from_top = not documented or not from_top or len(tiles) == 1
+        from_top = not from_top or len(tiles) == 1
 
 
 def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:

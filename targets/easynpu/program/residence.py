@@ -141,39 +141,20 @@ def arranged(runs: Sequence[EmittedRun], machine: Machine, contents: Array) -> l
     """
     counts = Counter(run.stream for run in runs)
     sizes = sorted({len(job.weights) for run in runs for job in run.jobs if counts[run.stream] == 1})
-    best: tuple[int, list[list[EmittedRun]]] | None = None
-    known = 0
+    best: tuple[int, list[list[EmittedRun]], list[int]] | None = None
+    streams: list[Stream] = []
     for room in (machine.weight_words, *sizes[:: -(len(sizes) // MOST_ROOMS + 1)]):
         parts = [[*run.divided(room)] if counts[run.stream] == 1 else [run] for run in runs]
-        flat = [each for part in parts for each in part]
-        if len(flat) == known:  # smaller rooms divide no less
-            continue
-        known = len(flat)
-        bases = iter(places_of_streams([each.stream for each in flat], machine))
-        placed = [[replace(each, weights_at=next(bases)) for each in part] for part in parts]
-        _, loads = resident(
-            [(each.stream, each.weights_at) for part in placed for each in part], machine, contents
-        )
-        cost = sum(each.words for load in loads for each in load) + WORTH * len(flat)
-        if best is None or cost < best[0]:
-            best = cost, placed
+        before, streams = streams, [each.stream for part in parts for each in part]
+        if streams != before:
+            bases = places_of_streams(streams, machine)
+            _, loads = resident([*zip(streams, bases, strict=True)], machine, contents)
+            cost = sum(each.words for load in loads for each in load) + WORTH * len(streams)
+            if best is None or cost < best[0]:
+                best = cost, parts, bases
     assert best is not None
-    return [[each.with_weights_at(each.weights_at, machine) for each in part] for part in best[1]]
-
-
-@frozen
-class _Stay:
-    """A stream in the DTCM from a segment up to another, and how many loads that saves an inference."""
-
-    stream: Stream
-    first: int
-    last: int
-    loads: int
-
-    @property
-    def worth(self) -> tuple[float, int]:
-        """What it saves for a word of the DTCM in one segment, and its words."""
-        return self.loads / (self.last + 1 - self.first), self.stream[1]
+    at = iter(best[2])
+    return [[each.with_weights_at(next(at), machine) for each in part] for part in best[1]]
 
 
 def places_of_streams(streams: Sequence[Stream], machine: Machine) -> list[int]:
@@ -183,37 +164,39 @@ def places_of_streams(streams: Sequence[Stream], machine: Machine) -> list[int]:
     after the other. Those that save most for the words and segments that they take come first, but before them,
     in turn, all that are longer than some stream: they would leave little room.
     """
-    loads = Counter(stream for at, stream in enumerate(streams) if not at or streams[at - 1] != stream)
     used: dict[Stream, list[int]] = {}
     for at, stream in enumerate(streams):
         used.setdefault(stream, []).append(at)
-    always = [_Stay(each, 0, len(streams) - 1, count) for each, count in loads.items()]
-    meanwhile = [_Stay(each, used[each][0], used[each][-1], loads[each] - 1) for each in loads if loads[each] > 1]
-    long, all_stays = (
-        [each for each in sorted(kind, key=lambda each: each.worth, reverse=True) if each.stream[1] >= WORTH]
+    loads = Counter(stream for at, stream in enumerate(streams) if not at or streams[at - 1] != stream)
+
+    def stay(stream: Stream, first: int, last: int, saved: int) -> tuple[float, Stream, slice, int]:
+        return saved / (last + 1 - first), stream, slice(first, last + 1), saved * stream[1]
+
+    always = [stay(each, 0, len(streams) - 1, count) for each, count in loads.items()]
+    meanwhile = [stay(each, used[each][0], used[each][-1], loads[each] - 1) for each in loads if loads[each] > 1]
+    long, stays = (
+        sorted((each for each in kind if each[1][1] >= WORTH), key=lambda each: (-each[0], -each[1][1]))
         for kind in (always, [*always, *meanwhile])
     )
     best: tuple[int, dict[Stream, int]] = 0, {}
     sizes = sorted({size for _, size in streams})
     for room in (0, *reversed(sizes[:: -(len(sizes) // MOST_ROOMS + 1)])):
-        saved, places = 0, dict[Stream, int]()
+        total, places = 0, dict[Stream, int]()
         tops, alone = np.zeros((2, len(streams)), np.int64)
         """For every segment, the words behind what stays, and those of its stream if that does not."""
         alone[:] = [size if size <= room else 0 for _, size in streams]
-        for each in (*(each for each in long if each.stream[1] > room), *all_stays):
-            size, span, mine = each.stream[1], slice(each.first, each.last + 1), used[each.stream]
-            if each.stream in places or tops[each.first] + size > machine.weight_words:
+        for _, stream, span, saved in (*(each for each in long if each[1][1] > room), *stays):
+            if stream in places or tops[span.start] + stream[1] > machine.weight_words:
                 continue
-            before = alone[mine]
-            alone[mine] = 0
+            mine, alone[used[stream]] = alone[used[stream]], 0
             low = int(np.maximum(tops[span], alone[span]).max())
-            if low + size <= machine.weight_words:
-                places[each.stream], tops[span] = low, low + size
-                saved += size * each.loads
+            if low + stream[1] <= machine.weight_words:
+                places[stream], tops[span] = low, low + stream[1]
+                total += saved
             else:
-                alone[mine] = before
-        if saved > best[0] and all(each in places for each in loads if each[1] > room):
-            best = saved, places
+                alone[used[stream]] = mine
+        if total > best[0] and all(each in places for each in loads if each[1] > room):
+            best = total, places
     return [best[1].get(stream, 0) for stream in streams]
 
 
