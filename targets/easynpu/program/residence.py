@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
-from itertools import accumulate
+from itertools import accumulate, product
 from math import inf
 
 import numpy as np
@@ -180,12 +180,13 @@ def places_of_streams(streams: Sequence[Stream], machine: Machine) -> list[int]:
     )
     best: tuple[int, dict[Stream, int]] = 0, {}
     sizes = sorted({size for _, size in streams})
-    for room in (0, *reversed(sizes[:: -(len(sizes) // MOST_ROOMS + 1)])):
+    rooms = (0, *reversed(sizes[:: -(len(sizes) // MOST_ROOMS + 1)]))
+    for room, kind in product(rooms, (long, stays)):
         total, places = 0, dict[Stream, int]()
         tops, alone = np.zeros((2, len(streams)), np.int64)
         """For every segment, the words behind what stays, and those of its stream if that does not."""
         alone[:] = [size if size <= room else 0 for _, size in streams]
-        for _, stream, span, saved in (*(each for each in long if each[1][1] > room), *stays):
+        for _, stream, span, saved in (*(each for each in long if each[1][1] > room), *kind):
             if stream in places or tops[span.start] + stream[1] > machine.weight_words:
                 continue
             mine, alone[used[stream]] = alone[used[stream]], 0
