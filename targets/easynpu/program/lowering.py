@@ -330,12 +330,12 @@ def ways_of(graph: Graph, nodes: Sequence[Node], machine: Machine, documented: b
     except (DoesNotFit, UnsupportedOperator) as error:
         if error.problems[0].code not in ("E302", "E301", *(("E204",) if documented else ())):
             raise
-    best = plans(graph, nodes, machine, shares, documented=documented)
-    found = [best[objective]]
+    found = [plans(graph, nodes, machine, shares, documented=documented)]
     if not documented:
-        strips = with_staying_maps(graph, found[0].strips, machine, shares, objective)
-        found += [replace(found[0], strips=strips)] * any(each.staying for each in strips)
-    return [({**best, objective: each}, partial(_tiles, graph, each, machine, documented)) for each in found]
+        strips = {k: with_staying_maps(graph, p.strips, machine, shares, k) for k, p in found[0].items()}
+        if any(each.staying for each in strips[objective]):
+            found.append({name: replace(plan, strips=strips[name]) for name, plan in found[0].items()})
+    return [(each, partial(_tiles, graph, each[objective], machine, documented)) for each in found]
 
 
 def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) -> Iterator[Placement]:
