@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 11_010,
     "targets/easynpu": 18_710,
     "targets/nvdla": 20_935,
-    "tests": 64_790,
+    "tests": 64_810,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

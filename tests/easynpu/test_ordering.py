@@ -5,7 +5,7 @@ from __future__ import annotations
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.ordering import best_order, depth_first
+from npuc.targets.easynpu.plan.strips import best_order, depth_first
 
 
 def branches(*lengths: int) -> Graph:

@@ -29,8 +29,6 @@ def compiled_and_verified(
 
 
 REFUSALS = ("E202", "E205", "E302", "E303")
-
-
 Outcomes = Callable[[int], tuple[str | None, bool]]
 
 

@@ -127,9 +127,11 @@ def test_with_a_word_more_than_fits_the_longest_stream_stays() -> None:
     assert places_of_streams([(0, 50), (50, 41), (91, 10)], WEIGHTS) == [41, 0, 0]
 
 
-def test_a_stream_loaded_for_every_tile_stays_before_a_longer_one() -> None:
+def test_a_stream_loaded_for_every_tile_stays_before_a_longer_one_until_the_next_layer() -> None:
     streams = [(0, 50), (50, 30), (0, 50), (50, 30), (0, 50), (80, 45)]
     assert places_of_streams(streams, WEIGHTS) == [45, 0, 45, 0, 45, 0]
+    streams = [(0, 80), (80, 20), (0, 80), (100, 20), (0, 80), (120, 80), (200, 20), (120, 80)]
+    assert places_of_streams(streams, WEIGHTS) == [20, 0, 20, 0, 20, 20, 0, 20]
 
 
 def test_what_later_streams_do_not_overwrite_stays() -> None:

@@ -7,9 +7,13 @@ from pathlib import Path
 import onnx
 import pytest
 
+from npuc import compile as compile_model
+from npuc.onnx_files.export import to_onnx
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.export.assembling import expect_legal
+from npuc.targets.easynpu.program import lowering
 from tests.compiled import verified
+from tests.easynpu.networks import Network
 from tests.easynpu_rewrites.nets import Net
 
 GATED = "a = Conv (x, w) p = GlobalAveragePool (a) g = Conv (p, v) y = Mul (a, g)"
@@ -42,3 +46,12 @@ def test_whatever_stays_of_a_map_is_exact(fmap: int, skip: int, tmp_path: Path) 
     """At most the map is stored once and loaded once, x is loaded for every 16 channels, and the gates move."""
     most = PIXELS * (GROUPS + 3 * GROUPS) + 8 * GROUPS
     assert PIXELS * (1 + GROUPS) <= moved(tmp_path, fmap, skip, "time") <= most
+
+
+def test_maps_stay_only_where_the_program_costs_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tiles need more instruction words, which plans do not count: 44,248 cycles with maps that stay."""
+    (tmp_path / "m.toml").write_text("fmap_words = 64\nskip_words = 300\nweight_words = 600\nitcm_words = 24\n")
+    asked, model = Options(level="0", machine=str(tmp_path / "m.toml")), to_onnx(Network(24).graph())
+    chosen = compile_model(model, "easynpu", calibration="synthetic", options=asked).report
+    monkeypatch.setattr(lowering, "with_staying_maps", lambda _graph, strips, *_: tuple(strips))
+    assert chosen == compile_model(model, "easynpu", calibration="synthetic", options=asked).report

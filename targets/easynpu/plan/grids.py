@@ -130,8 +130,8 @@ def shares_of(jobs: Sequence[Job]) -> dict[str, JobShare]:
             sweeps = word.Hk * word.Wk * (word.Ci if is_dense(word) else 1) if isinstance(word, Layer) else 1
             weights = before.weight_words + len(stage.loaded)
             again = len(stage.block) if stage.node.op == "IntTable" else 0
-            if stage.shares:  # the channels of a chunk; the last ones may need words of their own
-                again = before.table_words if stage.node.output in known else weights
+            if stage.shares:  # what a chunk of channels streams as the one before it does
+                again = before.table_words or before.weight_words * (stage.held and stage.node.output in known)
             shared = before.shared + stage.loaded.tobytes() if stage.shares else b""
             if surrounds(stage.node) and not len(stage.block):  # a border: few pixels
                 sweeps = 0

@@ -352,8 +352,9 @@ def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool, alone: Sequenc
             longer, words = WeightStreamBuilder(), 0
             placed = longer.with_addresses(job)
             more = instruction_words(placed, extended=extended)
-            _expect(machine, "weight", longer.words, job)
-            _expect(machine, "itcm", more, job)
+            weights = f"its weights and bias-scale blocks take {longer.words} words"
+            expect_room(machine, "weight", longer.words, job, weights)
+            expect_room(machine, "itcm", more, job, f"its instructions take {more} words")
         runs[-1].append(placed)
         stream, words = longer, words + more
     return runs
@@ -416,21 +417,6 @@ def is_controlled(job: Job, stage: Stage) -> bool:
 def weight_words(job: Job) -> int:
     """Words that must be loaded into the weight DTCM for a job."""
     return sum(len(stage.loaded) for stage in job.stages)
-
-
-def _expect(machine: Machine, memory: str, words: int, job: Job) -> None:
-    capacity = machine.capacity_words(memory)
-    if words > capacity:
-        node = job.stages[0].node
-        what = "its weights and bias-scale blocks take" if memory == "weight" else "its instructions take"
-        raise DoesNotFit(
-            "E302",
-            f"{what} {words} words",
-            node=node.name,
-            op=node.op.removeprefix("Int"),
-            limit=f"{memory}_words = {capacity}",
-            remedy=f"a machine with {memory}_words = {words} (--machine FILE)",
-        )
 
 
 class Streams:

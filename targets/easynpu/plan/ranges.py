@@ -138,15 +138,6 @@ class Range:
                 found, limit = strip, strip.cost(weight)
         return found
 
-    def smallest(self) -> Strip | None:
-        """A strip that fits, if any, found quickly: small tiles are tried first."""
-        tiles = self.grids[:, :3].prod(axis=1)
-        for at in np.argsort(-tiles, kind="stable"):
-            strip = self.strip(at)
-            if self._at_document_s_addresses(strip) if self.chains else self.fits(strip.grid):
-                return strip
-        return None
-
     def _costs(self, weight: float) -> Array:
         """The cost of the strip with each of the grids (Strip.cost)."""
         return self.grids[:, 4] + self.grids[:, 3] * weight

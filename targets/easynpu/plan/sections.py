@@ -141,13 +141,8 @@ def in_sections(
     read is there, and only their maps are loaded with them. Raises DoesNotFit (E302) where the sections alive
     together exceed both memories even then.
     """
-    run = run_of(graph, nodes, machine, outputs, documented=False)
     try:
-        return _placed(
-            run,
-            cut([piece for job in run.jobs for piece in pieces(job, machine)], machine, extended=True),
-            machine,
-        )
+        return in_wide_sections(run_of(graph, nodes, machine, outputs, documented=False), machine)
     except DoesNotFit:
         most = max(map_shape(graph.shape(name))[0] for node in nodes for name in node.outputs)
         borders = tuple(range(NARROW * LANES, most, NARROW * LANES))
@@ -156,6 +151,12 @@ def in_sections(
     crossing = {view.buffer for view in (*run.inputs.values(), *run.outputs.values())}
     alone = [any(view.buffer in crossing for view in (*job.reads, *job.writes)) for job in jobs]
     return _placed(run, cut(jobs, machine, extended=True, alone=alone), machine)
+
+
+def in_wide_sections(run: Run, machine: Machine) -> list[Placement]:
+    """The segments of a run with sections of the channels that jobs use as they are; raises as `in_sections`."""
+    jobs = [piece for job in run.jobs for piece in pieces(job, machine)]
+    return _placed(run, cut(jobs, machine, extended=True), machine)
 
 
 def _soonest(jobs: Sequence[Job]) -> list[Job]:

@@ -18,8 +18,8 @@ from npuc.targets.easynpu.layers.views import MapView, surrounds
 from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, whole
 from npuc.targets.easynpu.machine.memory import LANES, MapPlace, groups, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.grids import JobShare, StayingMap, Strip, tiles_of, weights
-from npuc.targets.easynpu.plan.placement import Run, explicit
+from npuc.targets.easynpu.plan.grids import JobShare, StayingMap, Strip, weights
+from npuc.targets.easynpu.plan.placement import Run
 from npuc.targets.easynpu.plan.ranges import Range
 from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of, run_of
 
@@ -36,12 +36,13 @@ def beside(graph: Graph, strip: Strip, tile: Mapping[str, MapWindow], machine: M
     if strip.free is None:
         return run, machine
     fmap, skip = strip.free
-    return in_place(run, strip.staying), replace(machine, fmap_words=fmap, skip_words=skip)
+    return in_place(graph, run, strip.staying), replace(machine, fmap_words=fmap, skip_words=skip)
 
 
-def in_place(run: Run, staying: Mapping[str, StayingMap]) -> Run:
+def in_place(graph: Graph, run: Run, staying: Mapping[str, StayingMap]) -> Run:
     """The run with what stays of its maps where it lies, which is neither loaded nor stored.
 
+    A map that the host loads is loaded whole, which only the first tile needs.
     Raises DoesNotFit (E302) where a job uses channels on both sides of a border, or a map is a part of another.
     """
     mine = {name: each for name, each in staying.items() if name in run.views.tensors}
@@ -74,14 +75,16 @@ def in_place(run: Run, staying: Mapping[str, StayingMap]) -> Run:
         if first < window.channels[1]:
             buffers[name] = (window.channels[1] - first, *window.shape[1:])
             windows[name] = replace(window, channels=(first, window.channels[1]))
+        if each.loaded:
+            windows[name] = whole(graph, name)
+            inputs[name] = MapView(f"{name}/0", *windows[name].shape)
+            continue
         for crossing, given in ((inputs, run.windows), (outputs, run.stored)):
-            if name in crossing and each.loaded:
-                crossing[name] = moved(crossing[name])
-            elif name in crossing:
-                outside = _outside(crossing.pop(name), given[name], first)
-                if outside is not None:
-                    crossing[name] = moved(outside)
-        if name in outputs:  # what is loaded is no output
+            if name in crossing:
+                view, (low, end) = crossing.pop(name), given[name].channels
+                if first < end:
+                    crossing[name] = moved(view.channel_groups((first - low) // LANES, end - first))
+        if name in outputs:
             stored[name] = replace(stored[name], channels=(first, stored[name].channels[1]))
     jobs = tuple(
         replace(
@@ -99,16 +102,13 @@ def in_place(run: Run, staying: Mapping[str, StayingMap]) -> Run:
     )
 
 
-def _outside(view: MapView, window: MapWindow, first: int) -> MapView | None:
-    """The view of a window from a channel on, if any."""
-    low, end = window.channels
-    return None if first >= end else view.channel_groups((first - low) // LANES, end - first)
-
-
 def with_staying_maps(
     graph: Graph, strips: Sequence[Strip], machine: Machine, shares: Mapping[str, JobShare], objective: str
 ) -> tuple[Strip, ...]:
-    """The strips with maps that stay where this costs less; those that would be moved most come first."""
+    """The strips with maps that stay where this costs less; those that would be moved most come first.
+
+    Not every tile need have a place: a job may cross a border of what stays.
+    """
     return _Staying(graph, list(strips), machine, shares, weights(machine)[objective]).result()
 
 
@@ -139,23 +139,11 @@ class _Staying:
         self.best = best
 
     def result(self) -> tuple[Strip, ...]:
-        given = tuple(self.strips)
         for each in sorted(self._candidates(), key=lambda each: -each.moved):
             held = any(each.tensor in self.strips[at].staying for at in range(each.first, each.last + 1))
             if each.moved * self.weight > self.worth and not held:
                 self._keep(each)
-        return tuple(self.strips) if all(map(self._can_be_placed, self.strips)) else given
-
-    def _can_be_placed(self, strip: Strip) -> bool:
-        """Whether no job crosses a border in any tile, and all has room; one tile of all channels is tried."""
-        tiles = tiles_of(self.graph, strip.nodes, strip.grid) if strip.staying else []
-        kinds = {tuple(window.channels for window in tile.values()): tile for tile in tiles}
-        try:
-            for tile in kinds.values():
-                explicit(*beside(self.graph, strip, tile, self.machine))
-        except DoesNotFit:
-            return False
-        return True
+        return tuple(self.strips)
 
     def _candidates(self) -> Iterator[_Candidate]:
         at = {node: number for number, strip in enumerate(self.strips) for node in strip.nodes}

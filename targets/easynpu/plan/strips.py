@@ -24,8 +24,8 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import readings_of
 from npuc.targets.easynpu.plan.grids import Grid, JobShare, Strip, together, weights
 from npuc.targets.easynpu.plan.placement import Placement
-from npuc.targets.easynpu.plan.ranges import Range, parts_of
-from npuc.targets.easynpu.plan.regions import inputs_of
+from npuc.targets.easynpu.plan.ranges import Range, parts_of, whole_peak
+from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
 
 MOST_UNITS = 32
 """The most units of a range. A unit is a layer with everything that a cut never separates from it."""
@@ -169,3 +169,38 @@ def _nothing_fits(graph: Graph, node: Node, machine: Machine) -> DoesNotFit:
         limit=f"fmap_words = {machine.fmap_words}, skip_words = {machine.skip_words}",
         remedy=f"a machine with fmap_words = {needed} (--machine FILE)",
     )
+
+
+def best_order(graph: Graph, nodes: Sequence[Node], machine: Machine) -> tuple[Node, ...]:
+    """The nodes in the order whose live maps take the fewest words at the peak, the network's own if that has it.
+
+    The others are depth first: at every join the branch with the larger (or the smaller) result is finished first.
+    """
+    outputs = outputs_of(graph, nodes)
+    sizes = {name: graph.tensors[name].size for node in nodes for name in node.outputs}
+    orders = [
+        tuple(nodes),
+        depth_first(graph, nodes, outputs, lambda name: -sizes[name]),
+        depth_first(graph, nodes, outputs, lambda name: sizes[name]),
+    ]
+    return min(orders, key=lambda order: whole_peak(graph, order, outputs, machine))
+
+
+def depth_first(
+    graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], first: Callable[[str], int]
+) -> tuple[Node, ...]:
+    """A topological order that finishes one operand of a node before it begins the next, smallest key first."""
+    inside = set(nodes)
+    ordered: dict[Node, Node] = {}
+    waiting: list[tuple[Node, bool]] = [(graph.producers[name], False) for name in reversed(outputs)]
+    while waiting:
+        node, complete = waiting.pop()
+        if node in ordered:
+            continue
+        if complete:
+            ordered[node] = node
+            continue
+        waiting.append((node, True))
+        names = [name for name in node.inputs if name in graph.producers and graph.producers[name] in inside]
+        waiting += [(graph.producers[name], False) for name in sorted(names, key=first, reverse=True)]
+    return tuple(ordered.values())

@@ -5,8 +5,10 @@ Maps that are still in the DTCMs: rows that a segment need not load again, and r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise
 
 import numpy as np
@@ -33,9 +35,8 @@ from npuc.targets.easynpu.machine.memory import Map, MapPlace, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.apart import TensorWindow, places, with_sums_in_bands, with_taps_apart
 from npuc.targets.easynpu.plan.documented import expect_words
-from npuc.targets.easynpu.plan.grids import Strip, shares_of, tiles_of
+from npuc.targets.easynpu.plan.grids import Strip, shares_of, tiles_of, weights
 from npuc.targets.easynpu.plan.implicit import implicit
-from npuc.targets.easynpu.plan.ordering import best_order
 from npuc.targets.easynpu.plan.placement import (
     Crossing,
     PlacedJob,
@@ -48,9 +49,9 @@ from npuc.targets.easynpu.plan.placement import (
     placeable,
 )
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
-from npuc.targets.easynpu.plan.sections import in_sections
+from npuc.targets.easynpu.plan.sections import in_sections, in_wide_sections
 from npuc.targets.easynpu.plan.staying import beside, with_staying_maps
-from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, plans, untiled
+from npuc.targets.easynpu.plan.strips import OBJECTIVES, StripPlan, best_order, plans, untiled
 from npuc.targets.easynpu.plan.turns import half, in_turns, in_upper_half
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, without_data
@@ -160,11 +161,17 @@ class Lowered:
             found += segment.overlapped_cycles(cycles, machine) if isinstance(segment, Segment) else 0
         return found
 
-    def cycles(self, machine: Machine) -> int:
-        """Cycles of a following inference, transfers included."""
-        moved = sum(each.words for step in self.steps if isinstance(step, Segment) for each in step.transfers)
-        transfers = -(-moved * machine.word_bytes // machine.host_bytes_per_cycle)
-        return sum(job.tiling.cycles for job in self.jobs) + transfers - self.overlapped_cycles(machine)
+    def cost(self, machine: Machine, objective: str) -> float:
+        """What plans for this objective minimise: words of traffic, or cycles of computation and transfers."""
+        transfers = [each for step in self.steps if isinstance(step, Segment) for each in step.transfers]
+        counted = [each for each in transfers if isinstance(each, TensorMove) or each.memory == "weight"]
+        words = sum(each.words for each in (transfers if objective == "time" else counted))
+        hidden = self.overlapped_cycles(machine) if objective == "time" else 0
+        return words * weights(machine)[objective] + sum(job.tiling.cycles for job in self.jobs) - hidden
+
+
+Way = tuple[Mapping[str, StripPlan], Callable[[], Iterable[Placement]]]
+"""A region's plans by objective, and what gives the placed runs, one per segment, of that for this objective."""
 
 
 def lower(
@@ -189,7 +196,7 @@ def lower(
         turned = _lower(quantised, machine, laid_out, documented, objective, turns=True)
     except DoesNotFit:  # a tile for which only the lifetimes of its maps had room
         return plain
-    return min(plain, turned, key=lambda each: each.cycles(machine))
+    return min(plain, turned, key=lambda each: each.cost(machine, objective))
 
 
 def _lower(
@@ -216,66 +223,75 @@ def _lower(
     if arrays and all(_fits(banded, nodes, machine) for nodes in arrays):
         graph, windows = banded, {**windows, **bands}
     regions = regions_of(graph, machine, documented=documented, moved=moved)
-    steps: list[HostStep | EmittedRun] = []
-    streams = WeightImage()
+    steps: list[HostStep | Region] = []
     read: set[str] = set()
-    considered: list[Mapping[str, StripPlan]] = []
     for region in regions:
         steps += constant_steps(graph, region.host, read)
         for node in region.host:
             step = _host_step(graph, node, regions, region) if node.output not in apart else None
             if step is not None:
                 steps.append(replace(step, conversion=True) if node.output in laid_out else step)
-        if not region.array:
+        steps += [region] if region.array else []
+    arrays = [each.array for each in regions if each.array]
+    ways = [ways_of(graph, each, machine, documented, objective, turns=turns) for each in arrays]
+    build = partial(_program, replace(quantised, graph=graph), machine, steps, windows, documented=documented)
+    found = build([each[0] for each in ways])
+    if any(len(each) > 1 for each in ways):
+        with suppress(DoesNotFit):  # of a tile beside maps that stay
+            found = min(found, build([each[-1] for each in ways]), key=lambda it: it.cost(machine, objective))
+    return found
+
+
+def _program(
+    quantised: Quantised,
+    machine: Machine,
+    steps: Sequence[HostStep | Region],
+    windows: Mapping[str, TensorWindow],
+    ways: Sequence[Way],
+    *,
+    documented: bool,
+) -> Lowered:
+    """The program that computes the array nodes of each region among the steps in this way."""
+    graph, streams, left = quantised.graph, WeightImage(), iter(ways)
+    emitted: list[HostStep | EmittedRun] = []
+    for step in steps:
+        if isinstance(step, HostStep):
+            emitted.append(step)
             continue
-        best, found = computed(graph, region.array, machine, documented, objective, turns=turns)
-        considered.append(best)
-        for placement in found:
+        for placement in next(left)[1]():
             full = [emit_job(_told(each, windows), machine) for each in placement.jobs]
             stream = streams.add(b"".join(job.weights.tobytes() for job in full))
             jobs = tuple(map(without_data, full))
-            steps.append(EmittedRun(replace(placement, jobs=tuple(each.placed for each in jobs)), jobs, stream))
-    emitted = [step for step in steps if isinstance(step, EmittedRun)]
-    parts = (
-        [[each] for each in emitted] if documented or not emitted else arranged(emitted, machine, streams.contents)
-    )
+            emitted.append(EmittedRun(replace(placement, jobs=tuple(each.placed for each in jobs)), jobs, stream))
+    parts = [[each] for each in emitted if isinstance(each, EmittedRun)]
+    if parts and not documented:
+        parts = arranged([*chain.from_iterable(parts)], machine, streams.contents)
     runs = [*chain.from_iterable(parts)]
     init, loads = resident([(run.stream, run.weights_at) for run in runs], machine, streams.contents)
-    made = _segments(graph, windows, runs, loads)
+    maps, words, made = Resident(), 0, list[Segment]()
+    for run, images in zip(runs, loads, strict=True):
+        segment = _segment(graph, windows, run.placement, run.jobs, words, images)
+        made.append(replace(segment, loads=maps.load(segment.loads)))
+        maps.run(run.placement, segment)
+        words += segment.count
     if len(made) == 1:
-        words, *others = made[0].images
-        init, made = (words, *init), [replace(made[0], images=tuple(others))]
+        itcm, *others = made[0].images
+        init, made = (itcm, *init), [replace(made[0], images=tuple(others))]
     in_order, in_parts, done = iter(made), iter(parts), list[Step]()
-    for step in steps:
+    for step in emitted:
         done += [step] if isinstance(step, HostStep) else [next(in_order) for _ in next(in_parts)]
     ordered = without_dead_stores(done, graph.outputs)
     return Lowered(
-        replace(quantised, graph=graph),
+        quantised,
         init,
         with_loads_ahead(ordered, runs, machine) if machine.overlap else ordered,
         tuple(word for run in runs for job in run.jobs for word in job.words),
         bytes(streams.image),
         tuple(job for run in runs for job in run.jobs),
         _usage(runs, [Segment(init, (), 0, ()), *made]),
-        tuple(considered),
+        tuple(plans for plans, _ in ways),
         windows,
     )
-
-
-def _segments(
-    graph: Graph,
-    windows: Mapping[str, TensorWindow],
-    runs: Sequence[EmittedRun],
-    loads: Sequence[tuple[ImageLoad, ...]],
-) -> list[Segment]:
-    """The segments, each without the maps that are in the DTCMs. loads: the weights that each loads."""
-    maps, words, found = Resident(), 0, list[Segment]()
-    for run, weights in zip(runs, loads, strict=True):
-        segment = _segment(graph, windows, run.placement, run.jobs, words, weights)
-        found.append(replace(segment, loads=maps.load(segment.loads)))
-        maps.run(run.placement, segment)
-        words += segment.count
-    return found
 
 
 def _told(placed: PlacedJob, windows: Mapping[str, TensorWindow]) -> PlacedJob:
@@ -305,10 +321,10 @@ def _fits(graph: Graph, nodes: Sequence[Node], machine: Machine) -> bool:
     return True
 
 
-def computed(
-    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str, *, turns: bool = False
-) -> tuple[Mapping[str, StripPlan], Iterable[Placement]]:
-    """The best plan for each objective, and the placed runs, one per segment, of the plan for this objective.
+def ways_of(
+    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str, *, turns: bool
+) -> list[Way]:
+    """The ways to compute nodes that are worth comparing: without maps that stay and, if some may, with them.
 
     All nodes run at once, or in tiles where the maps do not fit. Raises DoesNotFit where not even one tile of one
     layer fits, or where tiles are needed and documented addressing cannot express them.
@@ -322,22 +338,24 @@ def computed(
     try:
         expect_fields(run.jobs)
         found = placed(run, machine, documented)
-        return dict.fromkeys(OBJECTIVES, untiled(graph, nodes, machine, shares, found)), found
+        return [(dict.fromkeys(OBJECTIVES, untiled(graph, nodes, machine, shares, found)), lambda: found)]
     except (DoesNotFit, UnsupportedOperator) as error:
         if error.problems[0].code not in ("E302", "E301", *(("E204",) if documented else ())):
             raise
-    best = plans(graph, nodes, machine, shares, documented=documented)
+    found = [plans(graph, nodes, machine, shares, documented=documented)]
     if not documented:
-        best = {
-            name: replace(plan, strips=with_staying_maps(graph, plan.strips, machine, shares, name))
-            for name, plan in best.items()
-        }
+        strips = {k: with_staying_maps(graph, p.strips, machine, shares, k) for k, p in found[0].items()}
+        if any(each.staying for each in strips[objective]):
+            found.append({name: replace(plan, strips=strips[name]) for name, plan in found[0].items()})
     if turns:
-        best = {
-            name: replace(plan, strips=in_turns(graph, plan.strips, machine, shares))
-            for name, plan in best.items()
-        }
-    return best, _tiles(graph, best[objective], machine, documented)
+        found = [
+            {
+                name: replace(plan, strips=in_turns(graph, plan.strips, machine, shares))
+                for name, plan in each.items()
+            }
+            for each in found
+        ]
+    return [(each, partial(_tiles, graph, each[objective], machine, documented)) for each in found]
 
 
 def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) -> Iterator[Placement]:
@@ -348,20 +366,20 @@ def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) ->
     """
     if not documented:
         upper = False
-        for strip, tiles in _in_order(graph, plan, documented):
-            for tile in tiles:
+        for strip in plan.strips:
+            for tile in tiles_of(graph, strip.nodes, strip.grid):
                 yield from _of_tile(graph, strip, tile, machine, upper=upper)
                 upper ^= strip.turns
         return
     runs = (
-        run_of(graph, strip.nodes, machine, tile, documented=documented)
-        for strip, tiles in _in_order(graph, plan, documented)
+        run_of(graph, strip.nodes, machine, tile, documented=True)
+        for strip, tiles in _in_turns(graph, plan)
         for tile in tiles
     )
     for run, following in pairwise(chain(runs, [None])):
         assert run is not None
         if following is None or not set(run.outputs).intersection(following.inputs):
-            yield from placed(run, machine, documented)
+            yield from implicit(run, machine)
         else:
             yield from implicit(run, machine, implicit(following, machine)[0].inputs)
 
@@ -382,15 +400,13 @@ def _of_tile(
     return in_sections(graph, strip.nodes, rest, tile)
 
 
-def _in_order(
-    graph: Graph, plan: StripPlan, documented: bool
-) -> Iterator[tuple[Strip, Sequence[Mapping[str, MapWindow]]]]:
-    """The tiles of every strip; those of documented words from the bottom up and from the top down in turns."""
-    from_top = not documented
+def _in_turns(graph: Graph, plan: StripPlan) -> Iterator[tuple[Strip, Sequence[Mapping[str, MapWindow]]]]:
+    """The tiles of every strip, from the bottom up and from the top down in turns."""
+    from_top = False
     for strip in plan.strips:
         tiles = tiles_of(graph, strip.nodes, strip.grid)
         yield strip, tiles if from_top else tiles[::-1]
-        from_top = not documented or not from_top or len(tiles) == 1
+        from_top = not from_top or len(tiles) == 1
 
 
 def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
@@ -399,19 +415,22 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
     Addresses are implicit where this needs no more host transfers and no more words, or where only they are
     allowed; otherwise they are explicit.
     """
-    if not run.jobs:  # movement may need no word
-        return _explicit_segments(run, machine)
-    if documented:
+    if documented and run.jobs:
         return implicit(run, machine)
     try:
-        found = implicit(run, machine)
+        found = implicit(run, machine) if run.jobs else []  # movement may need no word
+        loads = [each.tensor for placement in found for each in placement.inputs]
+        if run.jobs and len(loads) <= len(run.inputs) and sum(len(each.jobs) for each in found) <= len(run.jobs):
+            return found
     except (UnsupportedOperator, DoesNotFit):
+        pass
+    try:
         return _explicit_segments(run, machine)
-    loads = [each.tensor for placement in found for each in placement.inputs]
-    jobs = sum(len(each.jobs) for each in found)
-    if len(loads) > len(run.inputs) or jobs > len(run.jobs):
-        return _explicit_segments(run, machine)
-    return found
+    except DoesNotFit as error:
+        try:
+            return in_wide_sections(run, machine)
+        except DoesNotFit:
+            raise error from None
 
 
 def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:

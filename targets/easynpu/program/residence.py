@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from math import inf
 
 import numpy as np
@@ -146,39 +146,70 @@ def arranged(runs: Sequence[EmittedRun], machine: Machine, contents: Array) -> l
     """
     counts = Counter(run.stream for run in runs)
     sizes = sorted({len(job.weights) for run in runs for job in run.jobs if counts[run.stream] == 1})
-    best: tuple[int, list[list[EmittedRun]]] | None = None
+    best: tuple[int, list[list[EmittedRun]], list[int]] | None = None
+    streams: list[Stream] = []
     for room in (machine.weight_words, *sizes[:: -(len(sizes) // MOST_ROOMS + 1)]):
         parts = [[*run.divided(room)] if counts[run.stream] == 1 else [run] for run in runs]
+        before, streams = streams, [each.stream for part in parts for each in part]
+        if streams == before:
+            continue
         flat = [each for part in parts for each in part]
         times = [each.cycles * machine.host_bytes_per_cycle // machine.word_bytes for each in flat]
-        order = [each.stream for each in flat]
-        bases = places_in_turns(order, machine, times) if machine.overlap else places_of_streams(order, machine)
-        following = iter(bases)
-        placed = [[replace(each, weights_at=next(following)) for each in part] for part in parts]
-        streams = [(each.stream, base) for each, base in zip(flat, bases, strict=True)]
-        _, loads = resident(streams, machine, contents)
+        bases = (
+            places_in_turns(streams, machine, times) if machine.overlap else places_of_streams(streams, machine)
+        )
+        placed = [*zip(streams, bases, strict=True)]
+        _, loads = resident(placed, machine, contents)
         needed = [sum(each.words for each in load) for load in loads]
-        cost = (exposed_words(streams, needed, times) if machine.overlap else sum(needed)) + WORTH * len(flat)
+        cost = (exposed_words(placed, needed, times) if machine.overlap else sum(needed)) + WORTH * len(streams)
         if best is None or cost < best[0]:
-            best = cost, placed
+            best = cost, parts, bases
     assert best is not None
-    return [[each.with_weights_at(each.weights_at, machine) for each in part] for part in best[1]]
+    at = iter(best[2])
+    return [[each.with_weights_at(next(at), machine) for each in part] for part in best[1]]
 
 
 def places_of_streams(streams: Sequence[Stream], machine: Machine) -> list[int]:
-    """The address of each segment's stream, for the fewest words that are loaded in an inference."""
+    """The address of each segment's stream, for the fewest words that are loaded in an inference.
+
+    Streams stay for good, or from the first segment that uses them up to the last; the others lie at word 0, one
+    after the other. Those that save most for the words and segments that they take come first, but before them,
+    in turn, all that are longer than some stream: they would leave little room.
+    """
+    used: dict[Stream, list[int]] = {}
+    for at, stream in enumerate(streams):
+        used.setdefault(stream, []).append(at)
     loads = Counter(stream for at, stream in enumerate(streams) if not at or streams[at - 1] != stream)
-    order = sorted(loads, key=lambda stream: (-loads[stream], -stream[1]))
+
+    def stay(stream: Stream, first: int, last: int, saved: int) -> tuple[float, Stream, slice, int]:
+        return saved / (last + 1 - first), stream, slice(first, last + 1), saved * stream[1]
+
+    always = [stay(each, 0, len(streams) - 1, count) for each, count in loads.items()]
+    meanwhile = [stay(each, used[each][0], used[each][-1], loads[each] - 1) for each in loads if loads[each] > 1]
+    long, stays = (
+        sorted((each for each in kind if each[1][1] >= WORTH), key=lambda each: (-each[0], -each[1][1]))
+        for kind in (always, [*always, *meanwhile])
+    )
     best: tuple[int, dict[Stream, int]] = 0, {}
-    for room in sorted({0, *(size for _, size in streams)}):
-        places: dict[Stream, int] = {}
-        end, must = room, [stream for stream in order if stream[1] > room]
-        for stream in (*must, *(each for each in order if WORTH <= each[1] <= room)):
-            if end + stream[1] <= machine.weight_words:
-                places[stream], end = end, end + stream[1]
-        saved = sum(loads[stream] * stream[1] for stream in places)
-        if saved > best[0] and all(stream in places for stream in must):
-            best = saved, places
+    sizes = sorted({size for _, size in streams})
+    rooms = (0, *reversed(sizes[:: -(len(sizes) // MOST_ROOMS + 1)]))
+    for room, kind in product(rooms, (long, stays)):
+        total, places = 0, dict[Stream, int]()
+        tops, alone = np.zeros((2, len(streams)), np.int64)
+        """For every segment, the words behind what stays, and those of its stream if that does not."""
+        alone[:] = [size if size <= room else 0 for _, size in streams]
+        for _, stream, span, saved in (*(each for each in long if each[1][1] > room), *kind):
+            if stream in places or tops[span.start] + stream[1] > machine.weight_words:
+                continue
+            mine, alone[used[stream]] = alone[used[stream]], 0
+            low = int(np.maximum(tops[span], alone[span]).max())
+            if low + stream[1] <= machine.weight_words:
+                places[stream], tops[span] = low, low + stream[1]
+                total += saved
+            else:
+                alone[used[stream]] = mine
+        if total > best[0] and all(each in places for each in loads if each[1] > room):
+            best = total, places
     return [best[1].get(stream, 0) for stream in streams]
 
 
