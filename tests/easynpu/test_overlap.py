@@ -17,6 +17,7 @@ from npuc.ir import Node
 from npuc.onnx_files.export import to_onnx
 from npuc.program import Program
 from npuc.target import Options, Request, target
+from npuc.targets.easynpu.export.c_export import export_files
 from npuc.targets.easynpu.export.recounting import recount
 from npuc.targets.easynpu.layers.jobs import Job, Stage, no_words, pointwise_word
 from npuc.targets.easynpu.layers.tiling import Tiling
@@ -174,9 +175,9 @@ def test_a_forged_load_beside_a_run_is_refused_by_whoever_reads_it(what: str, ti
     easynpu.runner(Program(manifest, tiled.files))(feeds)
     FORGED[what](manifest)
     forged = Program(manifest, tiled.files)
-    for use in (lambda: easynpu.runner(forged)(feeds), lambda: easynpu.timeline(forged)):
+    for use in (lambda p: easynpu.runner(p)(feeds), easynpu.timeline, lambda p: export_files(p, "c")):
         with pytest.raises(ArtefactError, match="E502"):
-            use()
+            use(forged)
 
 
 @pytest.mark.parametrize("seed", range(18))
