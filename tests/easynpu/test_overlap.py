@@ -140,6 +140,16 @@ def test_a_run_takes_as_long_as_array_or_bus_and_the_report_adds_this_up(tiled: 
     assert sum(line.startswith("ahead") for line in lines) == beside
 
 
+def test_weights_that_are_loaded_still_earlier_are_held_until_a_run_reads_them(tiled: Program) -> None:
+    manifest, ends = json.loads(json.dumps(tiled.manifest)), list[int]()
+    before, after = manifest["steps"][-7:-5]
+    for _ in range(2):
+        buffers = target("easynpu").timeline(Program(manifest, tiled.files)).buffers
+        ends.append(max(each.end for each in buffers if (each.memory, each.address) == ("weight", 0)))
+        before["images_ahead"] = after.pop("images_ahead", [])
+    assert ends[0] == ends[1]
+
+
 FORGED: Mapping[str, Callable[[Any], object]] = {
     "weights that are read": lambda m: _first(m, "images_ahead").update(address=0, start=0, words=480),
     "the map that is read": lambda m: _first(m, "loads_ahead", "loads").update(
