@@ -34,9 +34,9 @@ CEILINGS = {
     "npuc": 39_095,
     "passes": 6_590,
     "targets/bm1684": 11_010,
-    "targets/easynpu": 18_710,
+    "targets/easynpu": 18_720,
     "targets/nvdla": 20_935,
-    "tests": 64_810,
+    "tests": 64_820,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -26,7 +26,7 @@ from npuc.targets.easynpu.machine.listing import disassemble
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, Map, feature_words, groups, unpack_feature
 from npuc.targets.easynpu.machine.timing import is_dense, weight_words
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Produced, Segment, TensorMove
-from npuc.targets.easynpu.simulate.walk import Chain, chains_of, segments_of
+from npuc.targets.easynpu.simulate.walk import Chain, chains_of, segments_of, streamed
 from npuc.text.terminal import count
 from npuc.view import (
     Activity,
@@ -185,22 +185,27 @@ class _RunState:
     resident: list[BufferUse] = field(default_factory=list[BufferUse])
     """Weights that were loaded before the first inference."""
     waiting: list[BufferUse] = field(default_factory=list[BufferUse])
-    """Weights that were loaded while the segment before ran."""
+    """Weights that were loaded while a segment before ran, until one reads them."""
 
     def segment(self, segment: Segment, chains: Sequence[Chain]) -> None:
         """Adds loads, chains, with loads beside them, and stores; weights are in use until the last chain."""
-        weights, self.waiting = self.waiting, []
         if segment == self.contents.init:
             loaded = (image for image in segment.images if image.memory == "weight")
             self.resident += [self._buffer("weight", each.file, each.address, each.words, 0) for each in loaded]
             return
-        weights += self._load(segment.images, segment.loads)
+        weights = self._load(segment.images, segment.loads)
+        read = [range(self.contents.machine.weight_words)[words] for words in streamed(chains)]
+        size, waiting, self.waiting = self.contents.machine.word_bytes, self.waiting, []
+        for each in waiting:
+            first, end = each.address // size, (each.address + each.size) // size
+            used = any(first < words.stop and words.start < end for words in read if words)
+            (weights if used else self.waiting).append(each)
         began = self.cycle
         self._chains(chains)
         self.buffers += [replace(each, end=self.cycle) for each in weights]
         self.writers += [NOBODY] * len(weights)
         ended, self.cycle = self.cycle, began
-        self.waiting = self._load(segment.images_ahead, segment.loads_ahead)
+        self.waiting += self._load(segment.images_ahead, segment.loads_ahead)
         self.cycle = max(self.cycle, ended)
         for move in segment.stores:
             self._transfer(STORE, move.tensor, self._bytes(move), self._read(move.map))

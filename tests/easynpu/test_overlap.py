@@ -17,6 +17,7 @@ from npuc.ir import Node
 from npuc.onnx_files.export import to_onnx
 from npuc.program import Program
 from npuc.target import Options, Request, target
+from npuc.targets.easynpu.export.c_export import export_files
 from npuc.targets.easynpu.export.recounting import recount
 from npuc.targets.easynpu.layers.jobs import Job, Stage, no_words, pointwise_word
 from npuc.targets.easynpu.layers.tiling import Tiling
@@ -139,6 +140,16 @@ def test_a_run_takes_as_long_as_array_or_bus_and_the_report_adds_this_up(tiled: 
     assert sum(line.startswith("ahead") for line in lines) == beside
 
 
+def test_weights_that_are_loaded_still_earlier_are_held_until_a_run_reads_them(tiled: Program) -> None:
+    manifest, ends = json.loads(json.dumps(tiled.manifest)), list[int]()
+    before, after = manifest["steps"][-7:-5]
+    for _ in range(2):
+        buffers = target("easynpu").timeline(Program(manifest, tiled.files)).buffers
+        ends.append(max(each.end for each in buffers if (each.memory, each.address) == ("weight", 0)))
+        before["images_ahead"] = after.pop("images_ahead", [])
+    assert ends[0] == ends[1]
+
+
 FORGED: Mapping[str, Callable[[Any], object]] = {
     "weights that are read": lambda m: _first(m, "images_ahead").update(address=0, start=0, words=480),
     "the map that is read": lambda m: _first(m, "loads_ahead", "loads").update(
@@ -174,9 +185,9 @@ def test_a_forged_load_beside_a_run_is_refused_by_whoever_reads_it(what: str, ti
     easynpu.runner(Program(manifest, tiled.files))(feeds)
     FORGED[what](manifest)
     forged = Program(manifest, tiled.files)
-    for use in (lambda: easynpu.runner(forged)(feeds), lambda: easynpu.timeline(forged)):
+    for use in (lambda p: easynpu.runner(p)(feeds), easynpu.timeline, lambda p: export_files(p, "c")):
         with pytest.raises(ArtefactError, match="E502"):
-            use()
+            use(forged)
 
 
 @pytest.mark.parametrize("seed", range(18))

@@ -30,6 +30,7 @@ from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.parameters import ALL_BITS, AT_LEAST, EQUAL, REGISTERS, SIZES, requirements
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, TensorMove
 from npuc.targets.easynpu.simulate.running import Runner
+from npuc.targets.easynpu.simulate.walk import segments_of
 from npuc.text.escaping import c_comment, c_string, markdown_code
 
 SOURCES = Path(__file__).parent / "c"
@@ -218,10 +219,10 @@ def _sizes(program: Program, found: DriverPlan) -> dict[str, int]:
 
 
 def _requirements(program: Program) -> list[str]:
-    """The program's requirements on the machine's"""
+    """The program's requirements on the machine's. Raises ArtefactError (E502, E503) for what cannot be run."""
     contents = Contents.of(program.manifest)
     words = isa.bytes_to_words(program.files.get("itcm.bin", b""))
-    overlaps = any(each.words_ahead for each in contents.segments)
+    overlaps = sum(segment.words_ahead for segment, _ in segments_of(program)) > 0
     found = requirements(contents.machine, words, overlaps=overlaps)
     rows = (initialiser([each.register, DEMANDS[each.demand], each.value]) for each in found)
     return [f"{row} {c_comment(REGISTERS[each.register])}" for row, each in zip(rows, found, strict=True)]

@@ -136,20 +136,28 @@ def segments_of(program: Program) -> Iterator[tuple[Segment, list[Chain]]]:
         yield segment, chains
 
 
+def streamed(chains: Iterable[Chain]) -> Iterator[slice]:
+    """The words of the weight DTCM that each word of a segment reads."""
+    at = 0
+    for stage in (stage for chain in chains for stage in chain.stages):
+        if stage.control is not None and stage.control.set_weights:
+            at = stage.control.weights
+        yield slice(at, at + stage.streamed_words)
+        at += stage.streamed_words
+
+
 def expect_apart(segment: Segment, chains: Iterable[Chain], machine: Machine) -> None:
     """Raises ArtefactError (E502) where a load beside a run meets words that this reads or writes, or a store."""
     if not segment.words_ahead:
         return
     busy = {name: np.zeros((1, machine.capacity_words(name)), np.bool_) for name in ("fmap", "skip", "weight")}
-    maps, at = [move.map for move in segment.stores], 0
+    maps, chains = [move.map for move in segment.stores], [*chains]
+    for words in streamed(chains):
+        busy["weight"][0, words] = True
     for chain in chains:
         maps += chain.read
         for stage in chain.stages:
             maps += chain.written(stage)
-            if stage.control is not None and stage.control.set_weights:
-                at = stage.control.weights
-            busy["weight"][0, at : at + stage.streamed_words] = True
-            at += stage.streamed_words
     for each in maps:
         each.words(busy[each.place.memory])[...] = True
     for image in segment.images_ahead:

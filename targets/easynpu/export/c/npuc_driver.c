@@ -172,26 +172,29 @@ static int load_maps(const struct npuc_move *loads, uint32_t count, const struct
     return failed;
 }
 
+static int load_ahead(const struct npuc_segment *segment, const struct npuc_inference *all)
+{
+    int failed = load_images(segment->ahead_images, segment->ahead_image_count);
+
+    return failed ? failed : load_maps(segment->ahead_loads, segment->ahead_load_count, all);
+}
+
 static int execute(const struct npuc_segment *segment, const struct npuc_inference *all)
 {
 #ifdef NPUC_OVERLAP
-    int failed = npuc_start(segment->instructions);
+    int ended, failed = npuc_start(segment->instructions);
+
+    if (failed) {
+        return failed;
+    }
+    failed = load_ahead(segment, all);
+    ended = npuc_wait(); /* no run goes on behind a load that failed */
+    return failed ? failed : ended;
 #else
     int failed = npuc_execute(segment->instructions);
-#endif
 
-    if (!failed) {
-        failed = load_images(segment->ahead_images, segment->ahead_image_count);
-    }
-    if (!failed) {
-        failed = load_maps(segment->ahead_loads, segment->ahead_load_count, all);
-    }
-#ifdef NPUC_OVERLAP
-    if (!failed) {
-        failed = npuc_wait();
-    }
+    return failed ? failed : load_ahead(segment, all);
 #endif
-    return failed;
 }
 
 static int run_segment(const struct npuc_segment *segment, const struct npuc_inference *all)
