@@ -33,7 +33,7 @@ from npuc.targets.easynpu.plan.implicit import implicit
 from npuc.targets.easynpu.plan.placement import Placement, Streams
 from npuc.targets.easynpu.plan.regions import outputs_of, run_of
 from npuc.targets.easynpu.plan.strips import StripPlan, plans
-from npuc.targets.easynpu.program.lowering import computed
+from npuc.targets.easynpu.program.lowering import ways_of
 from tests.compiled import compilation, verified
 from tests.easynpu.test_plans import Layers, every_plan
 
@@ -187,8 +187,8 @@ def test_behind_a_range_of_one_tile_the_first_rows_are_read_where_they_lie() -> 
     net = Layers((16, 16, 4))
     net.conv(net.conv(net.conv(net.conv("x", 16, stride=2), 16), 16), 32)
     graph, machine = net.graph(), Machine(fmap_words=40, skip_words=40, weight_words=700)
-    best, placements = computed(graph, graph.nodes, machine, True, "time")
-    found = [*placements]
+    [(best, placements)] = ways_of(graph, graph.nodes, machine, True, "time")
+    found = [*placements()]
     assert [strip.grid.rows for strip in best["time"].strips] == [3, 1, 2]
     (written,), (read,) = found[3].outputs, found[4].inputs
     assert (read.tensor, read.place, read.window.rows[0]) == (written.tensor, written.place, 0)

@@ -29,7 +29,7 @@ def between(
     """conv, ReLU, the nodes from `r` to `m`, conv; shapes (C, H, W) of `r` and of `m`."""
     constants = {"w1": weights(shape[0], 3, 3, 3), "w2": weights(8, reshaped[0], 3, 3)}
     chain = [conv("x", "w1", "a"), helper.make_node("Relu", ["a"], ["r"], name="r"), *nodes]
-    return model(path, [*chain, conv("m", "w2", "y")], constants, (1, 3, *shape[1:]), (1, 8, *reshaped[1:]))
+    return model(path, [*chain, conv("m", "w2", "y")], constants, (1, 3, *shape[1:]))
 
 
 def node(op: str, x: str, y: str, **attrs: Any) -> onnx.NodeProto:
@@ -109,7 +109,7 @@ def test_a_reshape_behind_one_of_two_equal_layers_joins_its_own(tmp_path: Path) 
     nodes = [conv("x", "w1", "a"), conv("a", "w2", "b"), conv("b", "w3", "r")]
     nodes += [node("SpaceToDepth", "r", "m", blocksize=2), conv("m", "w4", "y")]
     constants["w4"] = weights(8, 80, 3, 3)
-    path = model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 12), (1, 8, 4, 6))
+    path = model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 12))
     assert outcome(path).layers == ["conv", "conv", "conv+reshape", "conv"]
 
 
@@ -127,7 +127,7 @@ def test_a_tensor_with_two_readers_is_not_inside_a_word(tmp_path: Path) -> None:
     constants = {"w1": weights(20, 3, 3, 3), "w2": weights(20, 80, 3, 3), "w3": weights(20, 20, 3, 3)}
     nodes = [conv("x", "w1", "r"), *steps, conv("m", "w2", "b"), conv("t", "w3", "c", strides=[2, 2])]
     nodes.append(helper.make_node("Add", ["b", "c"], ["y"], name="y"))
-    found = outcome(model(path, nodes, constants, (1, 3, 8, 12), (1, 20, 6, 4)))
+    found = outcome(model(path, nodes, constants, (1, 3, 8, 12)))
     assert [layer for layer in found.layers if "reshape" in layer] == ["conv+reshape", "reshape"]
     assert host_steps(found) == []
 
@@ -139,7 +139,7 @@ def test_a_map_that_is_added_later_is_stored_before_the_reshape_behind_it(isa: s
     nodes = [conv("x", "w1", "r"), node("SpaceToDepth", "r", "t", blocksize=2)]
     nodes += [helper.make_node("Conv", ["t", "w2"], ["c"], name="c"), node("DepthToSpace", "c", "b", blocksize=2)]
     nodes.append(helper.make_node("Add", ["b", "r"], ["y"], name="y"))
-    found = outcome(model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 12), (1, 20, 8, 12)), isa=isa)
+    found = outcome(model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 12)), isa=isa)
     assert found.layers == ["conv+reshape", "conv+reshape", "add"]
     assert host_steps(found) == []
     expect_legal(found.program)
@@ -171,7 +171,7 @@ def test_exchanging_rows_and_columns_takes_two_cycles_for_a_word(tmp_path: Path)
     nodes = [conv("x", "w1", "r"), node("SpaceToDepth", "r", "s", blocksize=2)]
     nodes += [node("Transpose", "s", "t", **swapped), conv("t", "w2", "a"), conv("s", "w3", "b")]
     nodes += [node("Transpose", "b", "c", **swapped), helper.make_node("Add", ["a", "c"], ["y"], name="y")]
-    path = model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 12), (1, 8, 6, 4))
+    path = model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 12))
     (row,) = (row for row in outcome(path).program.manifest["report"]["layers"] if row["op"] == "reshape")
     assert row["bus_words"] == 2 * 4 * 6 * 5  # five groups of channels, each read and written
     assert row["cycles"] == row["bus_words"] + 3 + 192  # two addresses and the word; its divisions

@@ -220,7 +220,7 @@ OURS = {
         ("program.py", "command.source"), ("program.py", "title"), ("program.py", "register.title"),
         ("frozen.py", "each.name"), ("build.py", "kept.name"), ("build.py", "Path(tool).name"),
         ("core.py", "name"), ("verilog.py", "name"), ("verilog.py", "self.name"), ("verilog.py", "label"),
-        ("verilog.py", "text"), ("disassembly.py", "text"), ("table.py", "call.name")},
+        ("verilog.py", "text"), ("disassembly.py", "text"), ("table.py", "call.name"), ("loops.py", "self.text")},
     "identifiers of C: an artefact with any other is refused (Contents._check_regions)": {("kernel.py", "region"),
         ("table.py", "region")},
 }  # fmt: skip

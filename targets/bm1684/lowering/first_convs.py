@@ -132,11 +132,15 @@ def _load_copies(lo: Lowering, node: Node, spread: Spread, view: SystemView) -> 
         return _copy_columns(lo, node, spread, _load_copies(lo, node, wide, view))
     x = lo.new_tensor(f"{node.inputs[0]}/rows", Dim4(1, spread.copies * channels, rows, spread.columns))
     stride = x.stride(lo.machine)
-    rest = stride.h * (rows - 1)  # of a channel; the vendor's model expects a channel stride within the memory
+
+    def within(width: int) -> Dim4:
+        """Of one channel in a lane up to its end: the vendor's model expects even an idle stride in the memory."""
+        return stride if x.shape.c > lo.machine.npus else stride._replace(c=stride.h * (rows - 1) + width)
+
     batch, inner, lines, ((_, step), *more) = view.axes
     if not (spread.before or more) and columns >= spread.columns + spread.copies - 1:
         axes = (batch, ((spread.copies, step), *inner), lines, ((spread.columns, step),))
-        lo.fill(x, replace(view, axes=axes), stride._replace(c=rest + spread.columns))
+        lo.fill(x, replace(view, axes=axes), within(spread.columns))
         return x
     zeros = SystemView(WEIGHTS, lo.weights.zeros(spread.columns) // ELEMENT, (((1, 0),),) * 4)
     for number in range(spread.copies):
@@ -149,7 +153,7 @@ def _load_copies(lo: Lowering, node: Node, spread: Spread, view: SystemView) -> 
         for first, last, given in ((0, begin, zeros), (begin, end, source), (end, spread.columns, zeros)):
             if last > first:
                 part = Tensor(copy.shape._replace(w=last - first), copy.at.shift(ELEMENT * first))
-                lo.fill(part, _broadcast_zeros(given, part.shape), stride._replace(c=rest + last - first))
+                lo.fill(part, _broadcast_zeros(given, part.shape), within(last - first))
     return x
 
 

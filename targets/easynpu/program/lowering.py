@@ -322,7 +322,7 @@ def _fits(graph: Graph, nodes: Sequence[Node], machine: Machine) -> bool:
 
 
 def ways_of(
-    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str, *, turns: bool
+    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str, *, turns: bool = False
 ) -> list[Way]:
     """The ways to compute nodes that are worth comparing: without maps that stay and, if some may, with them.
 
