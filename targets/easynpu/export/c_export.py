@@ -219,10 +219,12 @@ def _sizes(program: Program, found: DriverPlan) -> dict[str, int]:
 
 
 def _requirements(program: Program) -> list[str]:
-    """The program's requirements on the machine's. Raises ArtefactError (E502, E503) for what cannot be run."""
+    """The program's requirements on the machine's. Raises ArtefactError (E502, E503) for loads beside a run that it forbids."""
     contents = Contents.of(program.manifest)
     words = isa.bytes_to_words(program.files.get("itcm.bin", b""))
-    overlaps = sum(segment.words_ahead for segment, _ in segments_of(program)) > 0
+    overlaps = any(each.words_ahead for each in contents.segments)
+    if overlaps:
+        list(segments_of(program))  # refuses loads that meet what a run uses
     found = requirements(contents.machine, words, overlaps=overlaps)
     rows = (initialiser([each.register, DEMANDS[each.demand], each.value]) for each in found)
     return [f"{row} {c_comment(REGISTERS[each.register])}" for row, each in zip(rows, found, strict=True)]
