@@ -219,7 +219,7 @@ def _sizes(program: Program, found: DriverPlan) -> dict[str, int]:
 
 
 def _requirements(program: Program) -> list[str]:
-    """The program's requirements on the machine's. Raises ArtefactError (E502, E503) for loads beside a run that it forbids."""
+    """The program's requirements on the machine's. Raises ArtefactError (E502) for forbidden loads."""
     contents = Contents.of(program.manifest)
     words = isa.bytes_to_words(program.files.get("itcm.bin", b""))
     overlaps = any(each.words_ahead for each in contents.segments)
