@@ -188,27 +188,6 @@ def lower(
     that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
     too small. On a machine with overlap, tiles lie in halves of the memories if the whole program then takes less.
     """
-    plain = _lower(quantised, machine, laid_out, documented, objective, turns=False)
-    several = sum(isinstance(step, Segment) for step in plain.steps) > 1
-    if documented or not machine.overlap or objective != "time" or not several:
-        return plain
-    try:
-        turned = _lower(quantised, machine, laid_out, documented, objective, turns=True)
-    except DoesNotFit:  # a tile for which only the lifetimes of its maps had room
-        return plain
-    return min(plain, turned, key=lambda each: each.cost(machine, objective))
-
-
-def _lower(
-    quantised: Quantised,
-    machine: Machine,
-    laid_out: frozenset[str],
-    documented: bool,
-    objective: str,
-    *,
-    turns: bool,
-) -> Lowered:
-    """The same. turns: tiles lie in halves of the memories where this is estimated to take less."""
     graph = with_latest_first(with_repeated(quantised.graph)) if documented else quantised.graph
     graph = with_reshape_words(
         graph, lambda graph, node: node.output not in laid_out and _holds(graph, node, machine, documented)
@@ -232,13 +211,17 @@ def _lower(
             if step is not None:
                 steps.append(replace(step, conversion=True) if node.output in laid_out else step)
         steps += [region] if region.array else []
-    arrays = [each.array for each in regions if each.array]
-    ways = [ways_of(graph, each, machine, documented, objective, turns=turns) for each in arrays]
+    ways = [ways_of(graph, each.array, machine, documented, objective) for each in regions if each.array]
+    programs: list[list[Way]] = []
+    for number in range(max(map(len, ways), default=1)):
+        chosen = [each[number % len(each)] for each in ways]
+        if all([way[0] for way in chosen] != [way[0] for way in known] for known in programs):
+            programs.append(chosen)
     build = partial(_program, replace(quantised, graph=graph), machine, steps, windows, documented=documented)
-    found = build([each[0] for each in ways])
-    if any(len(each) > 1 for each in ways):
-        with suppress(DoesNotFit):  # of a tile beside maps that stay
-            found = min(found, build([each[-1] for each in ways]), key=lambda it: it.cost(machine, objective))
+    found = build(programs[0])
+    for chosen in programs[1:]:
+        with suppress(DoesNotFit):  # of a tile beside maps that stay, or for which only maps' lifetimes had room
+            found = min(found, build(chosen), key=lambda each: each.cost(machine, objective))
     return found
 
 
@@ -321,10 +304,10 @@ def _fits(graph: Graph, nodes: Sequence[Node], machine: Machine) -> bool:
     return True
 
 
-def ways_of(
-    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str, *, turns: bool = False
-) -> list[Way]:
-    """The ways to compute nodes that are worth comparing: without maps that stay and, if some may, with them.
+def ways_of(graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str) -> list[Way]:
+    """The ways to compute nodes that are worth comparing: without and with maps that stay.
+
+    With overlap, also both with tiles in turns where that is estimated to take less. Nodes run at once have one.
 
     All nodes run at once, or in tiles where the maps do not fit. Raises DoesNotFit where not even one tile of one
     layer fits, or where tiles are needed and documented addressing cannot express them.
@@ -342,20 +325,18 @@ def ways_of(
     except (DoesNotFit, UnsupportedOperator) as error:
         if error.problems[0].code not in ("E302", "E301", *(("E204",) if documented else ())):
             raise
-    found = [plans(graph, nodes, machine, shares, documented=documented)]
+    best = plans(graph, nodes, machine, shares, documented=documented)
+    kinds = [best]
     if not documented:
-        strips = {k: with_staying_maps(graph, p.strips, machine, shares, k) for k, p in found[0].items()}
-        if any(each.staying for each in strips[objective]):
-            found.append({name: replace(plan, strips=strips[name]) for name, plan in found[0].items()})
-    if turns:
-        found = [
-            {
-                name: replace(plan, strips=in_turns(graph, plan.strips, machine, shares))
-                for name, plan in each.items()
-            }
-            for each in found
-        ]
-    return [(each, partial(_tiles, graph, each[objective], machine, documented)) for each in found]
+        strips = {k: with_staying_maps(graph, p.strips, machine, shares, k) for k, p in best.items()}
+        stays = any(each.staying for each in strips[objective])
+        kinds.append({k: replace(p, strips=strips[k]) for k, p in best.items()} if stays else best)
+    if not documented and machine.overlap and objective == "time":
+        turned = (
+            replace(each["time"], strips=in_turns(graph, each["time"].strips, machine, shares)) for each in kinds
+        )
+        kinds += [{**each, "time": plan} for each, plan in zip(kinds, turned, strict=True)]
+    return [(each, partial(_tiles, graph, each[objective], machine, documented)) for each in kinds]
 
 
 def _tiles(graph: Graph, plan: StripPlan, machine: Machine, documented: bool) -> Iterator[Placement]:

@@ -66,11 +66,11 @@ def _free(images: Sequence[ImageLoad], busy: Busy) -> Split:
     """The parts of the weights among images that lie in free words, and the rest."""
     ahead, rest = list[ImageLoad](), list[ImageLoad]()
     for image in images:
-        used = busy["weight"][image.address : image.address + image.words]
-        edges = [0, *(np.flatnonzero(np.diff(used)) + 1).tolist(), image.words]
         if image.memory != "weight":
             rest.append(image)
             continue
+        used = busy["weight"][image.address : image.address + image.words]
+        edges = [0, *(np.flatnonzero(np.diff(used)) + 1).tolist(), image.words]
         for first, end in pairwise(edges):
             (rest if used[first] else ahead).append(_part(image, first, end))
     return ahead, rest
