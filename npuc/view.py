@@ -123,6 +123,8 @@ class Timeline:
     """The engine with the multipliers."""
     banks: Mapping[str, int] = field(default_factory=dict[str, int])
     """Bytes per bank, for memories with banks."""
+    initial: Timeline | None = None
+    """The loads before the first inference; of several parts, each begins every inference with its own."""
 
     @property
     def engines(self) -> tuple[str, ...]:

@@ -70,27 +70,12 @@ class Composite:
 
     def timeline(self, program: Program) -> Timeline:
         """One part after the other, without the time of the host."""
-        whole = Timeline(0, (), ())
+        whole, found = Timeline(0, (), ()), [*_parts(program)]
         layers = instructions = 0
-        for number, (_, part) in enumerate(_parts(program)):
-            found = self.inner.timeline(part)
-            activities = (_shift(each, number, whole, layers, instructions) for each in found.activities)
-            buffers = (
-                replace(
-                    each,
-                    label=part_tensor(number, each.label),
-                    start=each.start + whole.cycles,
-                    end=each.end + whole.cycles,
-                )
-                for each in found.buffers
-            )
-            whole = Timeline(
-                whole.cycles + found.cycles,
-                (*whole.activities, *activities),
-                (*whole.buffers, *buffers),
-                found.array,
-                found.banks,
-            )
+        for number, (_, part) in enumerate(found):
+            run = self.inner.timeline(part)
+            for each in (run.initial if len(found) > 1 else None, run):
+                whole = whole if each is None else _append(whole, each, number, layers, instructions)
             layers += len(part.report["layers"])
             instructions += len(self.inner.listing(part))
         return whole
@@ -189,6 +174,18 @@ def _part_exported(
     except NpucError as error:
         where = f"{step.path}, between {', '.join(regions)}"
         raise type(error).of(replace(each, reason=f"{where}: {each.reason}") for each in error.problems) from error
+
+
+def _append(before: Timeline, run: Timeline, number: int, layers: int, instructions: int) -> Timeline:
+    """The timeline with that of a part behind it; layers, instructions: their counts before the part."""
+    at = before.cycles
+    activities = (_shift(each, number, before, layers, instructions) for each in run.activities)
+    buffers = (
+        replace(each, label=part_tensor(number, each.label), start=each.start + at, end=each.end + at)
+        for each in run.buffers
+    )
+    whole = (*before.activities, *activities), (*before.buffers, *buffers)
+    return Timeline(at + run.cycles, *whole, run.array, run.banks)
 
 
 def _shift(each: Activity, number: int, before: Timeline, layers: int, instructions: int) -> Activity:

@@ -167,7 +167,7 @@ def timeline(program: Program) -> Timeline:
         run.segment(segment, chains)
     run.buffers += [replace(each, end=run.cycle) for each in run.resident]
     activities = tuple(_with_bytes(run.activities, program.report["layers"]))
-    return Timeline(run.cycle, activities, separate_buffers(run.buffers), ARRAY)
+    return Timeline(run.cycle, activities, separate_buffers(run.buffers), ARRAY, initial=run.initial)
 
 
 @dataclass
@@ -184,14 +184,15 @@ class _RunState:
     holders: dict[str, Array] = field(default_factory=dict[str, Array])
     resident: list[BufferUse] = field(default_factory=list[BufferUse])
     """Weights that were loaded before the first inference."""
+    initial: Timeline | None = None
     waiting: list[BufferUse] = field(default_factory=list[BufferUse])
     """Weights that were loaded while a segment before ran, until one reads them."""
 
     def segment(self, segment: Segment, chains: Sequence[Chain]) -> None:
         """Adds loads, chains, with loads beside them, and stores; weights are in use until the last chain."""
         if segment == self.contents.init:
-            loaded = (image for image in segment.images if image.memory == "weight")
-            self.resident += [self._buffer("weight", each.file, each.address, each.words, 0) for each in loaded]
+            self.resident = [replace(each, start=0) for each in self._load(segment.images, ())]
+            self.initial, self.activities, self.cycle = Timeline(self.cycle, tuple(self.activities), ()), [], 0
             return
         weights = self._load(segment.images, segment.loads)
         read = [range(self.contents.machine.weight_words)[words] for words in streamed(chains)]

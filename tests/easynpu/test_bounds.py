@@ -13,9 +13,10 @@ import pytest
 
 import npuc
 from npuc import program
+from npuc.regions.composite import parts, target_of
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.view import timeline
-from tests.compiled import compilation
+from tests.compiled import compilation, program_of
 from tests.easynpu_rewrites.nets import Net
 
 RESNET8, DS_CNN, MOBILENET = "tiny_resnet8_fp32", "tiny_kws_dscnn_fp32", "tiny_vww_mbv1_fp32"
@@ -153,3 +154,14 @@ def test_the_report_s_cycles_with_transfers_are_those_of_the_trace(
     program.save(compiled, tmp_path / "o")
     traffic = compiled.manifest["report"]["host_traffic"]
     assert traffic["cycles_with_transfers"] == timeline(program.load(tmp_path / "o")).cycles
+
+
+def test_the_report_s_cycles_of_several_parts_are_those_of_their_trace(shared: Path, tmp_path: Path) -> None:
+    """Each part overwrites what another has loaded before the first inference, and loads it again."""
+    model = onnx.load(shared / "models" / f"{RESNET8}.onnx")
+    found = program_of(model, tmp_path, options={"deny": ("Add",)})
+    traffic, whole = found.report["host_traffic"], target_of(found).timeline(found)
+    assert len(parts(found)) > 1 and traffic["initial_bytes"] > 0
+    assert traffic["cycles_with_transfers"] == traffic["first_inference_cycles"] == whole.cycles
+    moved = sum(each.bytes for each in whole.activities if each.engine != whole.array)
+    assert moved == sum(traffic[f"{each}_bytes"] for each in ("map", "weight", "instruction", "initial"))
