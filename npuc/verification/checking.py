@@ -138,6 +138,7 @@ def verify(
     }
 
 
+HOST = "--deny NODE computes layers in fp32 on the host"
 BEYOND = 0.001
 """The share of an input's values beyond the calibrated range that explains a mismatch."""
 
@@ -168,7 +169,7 @@ def _causes(
     loss = largest_loss(report, graph)
     if loss is not None:
         alone = "" if loss["single_db"] is None else f", {loss['single_db']:.1f} dB alone"
-        remedy = f"-O2 or more samples for scales; {IN_FLOAT}"
+        remedy = HOST if program.precision in FLOATING else f"-O2 or more samples for scales; {IN_FLOAT}"
         yield f"layer '{loss['layer']}' loses the most: {loss['entire_db']:.1f} dB{alone}", remedy
 
 
