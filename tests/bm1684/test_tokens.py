@@ -10,9 +10,9 @@ import pytest
 from npuc.account import account_of
 from npuc.ir import TensorType
 from npuc.ops import build
-from npuc.samples.loading import save
+from npuc.samples.loading import Samples, save
 from npuc.targets.bm1684.network.tokens import tokens_to_maps
-from tests.compiled import program_of
+from tests.compiled import checked, program_of
 from tests.onnx_models import parse
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
@@ -86,6 +86,25 @@ def test_normalisation_of_which_8_bits_lose_too_much_is_left_to_the_host(
     model = parse(text, s=np.ones(32, np.float32), b=np.zeros(32, np.float32))
     program = program_of(model, tmp_path, "bm1684", {"precision": "int8"}, [tmp_path / "x.npz"])
     assert [each.place for each in account_of(program.manifest)] == [place]
+
+
+@pytest.mark.parametrize(("token", "places"), [(1, ["npu"] * 4), (100, ["npu", "host", "host", "npu"])])
+def test_a_sum_whose_8_bits_are_lost_in_its_normalisation_is_left_to_the_host(
+    token: float, places: list[str], tmp_path: Path
+) -> None:
+    """The sum of two maps, one with tokens of other sizes: all are of one size behind the normalisation."""
+    random = np.random.default_rng(2)
+    x = random.normal(0, 1, (8, 1, 16, 32)).astype(np.float32)
+    x *= np.geomspace(1, token, 16, dtype=np.float32)[:, None]
+    save(tmp_path / "x.npz", {"x": x})
+    text = """g (float[1,16,32] x) => (float[1,16,32] y)
+        { m = MatMul(x, u)\n a = Add(x, m)\n n = LayerNormalization(a, s, b)\n y = MatMul(n, v) }"""
+    u, v = (random.normal(0, size, (32, 32)).astype(np.float32) for size in (0.01, 0.1))
+    model = parse(text, u=u, v=v, s=np.ones(32, np.float32), b=np.zeros(32, np.float32))
+    program = program_of(model, tmp_path, "bm1684", {"precision": "int8"}, [tmp_path / "x.npz"])
+    assert [each.place for each in account_of(program.manifest)] == places
+    report = checked(program, tmp_path, Samples({"x": x}))
+    assert report["bit_exact"] and report["outputs"][0]["sqnr_db"] > 25
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Only forms that were verified on the vendor's chip model are supported; others n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from math import isfinite
 
@@ -24,6 +24,7 @@ from npuc.ops.attributes import (
     SIDES,
     VALUE,
 )
+from npuc.ops.movement import MOVEMENT
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
 from npuc.passes.frames import lay_out_frames, surround_frames
@@ -295,20 +296,34 @@ def expect_precise_tokens(network: TrialNetwork, samples: Samples) -> None:
                 pairs[node] = made.inputs[0] if made is not None and made.op == "Add" else d
     wanted = {*pairs.values(), *(node.output for node in pairs)}
     noise = tensor_noises(graph, network.quantised, wanted, [*islice(samples.feeds(), 4)]) if pairs else {}
-    problems = [
-        Problem(
-            "E202",
-            f"8 bits leave it {decibels(noise[node.output]):.1f} dB",
-            node.source,
-            node.op,
-            limit="18 dB: tokens and channels of similar size around 0",
-            remedy="--precision fp32, or the host (leave out --strict)",
-        )
+    lost = [
+        (node, x)
         for node, x in pairs.items()
         if noise.get(node.output, 0) > max(MOST_LOST, MOST_NOISIER * noise.get(x, 0))
     ]
+    refused = {made: node for node, x in lost for made in _sum_of(graph, x)} | {node: node for node, _ in lost}
+    problems = [
+        Problem(
+            "E202",
+            f"8 bits leave {'it' if at == node else repr(node.source)} {decibels(noise[node.output]):.1f} dB",
+            at.source,
+            at.op,
+            limit="18 dB: tokens and channels of similar size around 0",
+            remedy="--precision fp32, or the host (leave out --strict)",
+        )
+        for at, node in refused.items()
+    ]
     if problems:
         raise UnsupportedOperator.of(problems)
+
+
+def _sum_of(graph: Graph, tokens: str) -> Iterator[Node]:
+    """The sum of two maps whose result, moved perhaps, these tokens are: its 8 bits would be lost in them."""
+    made = graph.producers.get(tokens)
+    while made is not None and made.op in MOVEMENT:
+        made = graph.producers.get(made.inputs[0])
+    if made is not None and made.op == "Add" and not graph.constants.keys() & {*made.inputs}:
+        yield made
 
 
 def _network(graph: Graph, samples: Samples, options: Options) -> tuple[TrialNetwork, tuple[Trial, ...]]:
