@@ -28,6 +28,8 @@ from npuc.ops.windows import Window, window_of
 if TYPE_CHECKING:
     from npuc.onnx_files.export import OnnxEmitter
 
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
 
 def macs(node: Node, types: Mapping[str, TensorType]) -> int:
     """Those of a product with weights or of two matrices, per run; 0 for other nodes.

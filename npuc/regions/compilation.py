@@ -35,7 +35,7 @@ from npuc.reference import session
 from npuc.regions import graphs, partition
 from npuc.regions.accounting import account_of
 from npuc.regions.assembling import LoweredPart, assemble, is_whole, lone_program
-from npuc.regions.graphs import crossing_inputs, part_graph, region_model
+from npuc.regions.graphs import crossing_inputs, model_ranges, part_graph, region_model
 from npuc.regions.planning import (
     Key,
     ModelPlan,
@@ -57,7 +57,7 @@ from npuc.samples.sources import sources_of
 from npuc.storage.mapped import Files, contents_of, trim
 from npuc.storage.records import as_toml
 from npuc.system.budget import budget
-from npuc.target import Options, Request, Target
+from npuc.target import FLOATING, Options, Request, Target
 
 if TYPE_CHECKING:
     import onnx
@@ -145,7 +145,10 @@ def _calibrating(plan: ModelPlan, parts: Sequence[partition.Part]) -> Samples:
     if len(types) < len(network.inputs):
         _deny_uncalibrated(plan, set(network.inputs) - set(types))
         return Samples({})
-    return calibrating(plan.request, types, types.keys() - _read_on_npu(plan, parts))
+    request = plan.request
+    if request.synthetic or request.calibration or request.options.precision in FLOATING:
+        return calibrating(request, types, types.keys() - _read_on_npu(plan, parts))
+    return synthetic(types, ranges=model_ranges(network))
 
 
 def calibrating(request: Request, types: Mapping[str, TensorType], unbounded: Collection[str] = ()) -> Samples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 
 import onnx
 from onnx import helper, numpy_helper
@@ -11,10 +11,12 @@ from onnx import helper, numpy_helper
 from npuc.errors import Problem, UnsupportedOperator
 from npuc.frontend.foreign import is_static
 from npuc.frontend.model import ImportedModel, ImportedNode
-from npuc.ir import Array, Graph
+from npuc.ir import Array, Graph, Node
 from npuc.onnx_files.subgraphs import nodes_in, subgraphs
 from npuc.ops import build
 from npuc.ops.products import macs
+from npuc.quantize.scales.model_scales import steps_of
+from npuc.quantize.scales.spans import spans
 from npuc.reference import STANDARD
 from npuc.regions import partition
 from npuc.target import RECURRENT
@@ -59,6 +61,26 @@ def region_model(network: ImportedModel, nodes: Sequence[ImportedNode], outputs:
     return helper.make_model(
         graph, opset_imports=list(network.opsets), ir_version=network.ir_version, producer_name="npuc"
     )
+
+
+def model_ranges(network: ImportedModel) -> dict[str, tuple[float, float]]:
+    """The ranges of tensors that follow from the 8 bits to which the model rounds some of them, with one scale."""
+    known, nodes = {*network.types, *network.constants}, list[Node]()
+    for each in (each for node in network.nodes for each in node.nodes):
+        if known.issuperset(filter(None, each.inputs)):
+            nodes.append(each)
+            known.update(each.outputs)
+    made = {name for each in nodes for name in each.outputs if name}
+    read = {name for each in nodes for name in each.inputs if name} - made - network.constants.keys()
+    types = {name: network.types[name] for name in sorted(read)}
+    graph = build("ranges", nodes, types, sorted(made), network.constants)
+    found: dict[str, tuple[float, float]] = {}
+    for node in nodes:
+        steps, name = steps_of(graph, node), node.inputs[0] if node.op == "QuantizeLinear" else node.output
+        if steps is not None:
+            low, high = found.get(name, steps.limits)
+            found[name] = min(low, steps.limits[0]), max(high, steps.limits[1])
+    return {name: each for name, each in spans(graph, found).items() if isfinite(sum(each))}
 
 
 def _with_name(node: ImportedNode) -> onnx.NodeProto:

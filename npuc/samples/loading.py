@@ -42,6 +42,8 @@ from npuc.storage.files import replacing
 from npuc.system.budget import budget, expect_room, fits, limits, take_data
 
 SYNTHETIC_SAMPLES = 8
+SPREAD = 2.5
+"""Limits that a model gives an input are so many deviations from the mean of its synthetic values."""
 COPIES = 8
 """Copies of a synthetic sample for which memory must suffice."""
 FEEDS = 4
@@ -74,6 +76,8 @@ class Samples:
     batches (samples, batch) classes, one for each element."""
     whole: WholeModel | None = None
     """Of samples of a part of a model."""
+    ranges: Mapping[str, tuple[float, float]] | None = None
+    """What a quantised model says of its tensors' ranges, if nobody gave or asked for samples to find others."""
 
     def __len__(self) -> int:
         """The number of samples; 1 for a network without inputs."""
@@ -215,17 +219,22 @@ QUANTITIES = ("int8", "uint8", "uint16")
 """Integers that are no indices: quantised values, and pixels."""
 
 
-def synthetic(inputs: Mapping[str, TensorType], count: int | None = None, seed: int = 0) -> Samples:
+def synthetic(
+    inputs: Mapping[str, TensorType],
+    count: int | None = None,
+    seed: int = 0,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> Samples:
     """Standard normal values from a fixed seed: they show that a program runs, not how accurate it is.
 
     Integers that are no indices are uniform over their range; others are 0 or 1. count: 8 by default, fewer for
-    large inputs.
+    large inputs. ranges: as in `Samples`; inputs that have any are normal within them.
     """
     count = count or _default_count(inputs)
     _expect_room(inputs, count)
     random = np.random.default_rng(seed)
 
-    def values(each: TensorType) -> Array:
+    def values(name: str, each: TensorType) -> Array:
         shape = (count, *each.shape)
         if each.dtype in (STRING, OBJECT):
             return _words(each, shape, random)
@@ -234,9 +243,11 @@ def synthetic(inputs: Mapping[str, TensorType], count: int | None = None, seed: 
             return random.integers(limits.min, limits.max, shape, each.dtype, endpoint=True)
         if np.dtype(each.dtype).kind in "iub":
             return random.integers(0, 2, shape).astype(each.dtype)
-        return random.standard_normal(shape).astype(each.dtype)
+        low, high = (ranges or {}).get(name, (-SPREAD, SPREAD))
+        normal = random.standard_normal(shape) * ((high - low) / (2 * SPREAD)) + (high + low) / 2
+        return (normal.clip(low, high) if ranges else normal).astype(each.dtype)
 
-    return Samples({name: values(each) for name, each in inputs.items()}, synthetic=True)
+    return Samples({name: values(name, each) for name, each in inputs.items()}, synthetic=True, ranges=ranges)
 
 
 WORDS = ("", "a", "word", "several words", "\u00e9\u4e2d")

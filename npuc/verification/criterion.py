@@ -31,6 +31,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.onnx_files.wire import may_contain
 from npuc.ops.attributes import DTYPE, SCALE
 from npuc.ops.movement import ONNX_MOVEMENT
+from npuc.ops.products import PRODUCTS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.program import Program
@@ -56,7 +57,6 @@ ENOUGH = {"int8": 15.0, "int16": 30.0, "fp16": 60.0}
 LEAST = {"int8": 3.0, "int16": 10.0, "fp16": 10.0}
 """Below this a format does not suit the network: outputs are hardly more than noise."""
 LEVELS = {"int8": 255, "int16": 65535}
-PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 BOUNDED = ("Sigmoid", "Tanh", "Erf", "Softmax")
 MOVES = (*ONNX_MOVEMENT, "Squeeze", "Unsqueeze", "Flatten")
 DRAWS = 16

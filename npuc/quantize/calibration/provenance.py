@@ -8,8 +8,8 @@ from hashlib import sha256
 
 from npuc.errors import DataError
 from npuc.ir import Graph
-from npuc.ops.quantisation import CONVERSIONS
 from npuc.program import RANGES, Program, Ranges, file_sha256
+from npuc.quantize.scales.model_scales import only_of_inputs
 from npuc.samples.loading import Samples
 from npuc.samples.sources import files_of
 from npuc.target import FLOATING, Request
@@ -46,4 +46,4 @@ def with_ranges(program: Program, request: Request, samples: Samples, graphs: Se
 
 
 def _has_scales(graph: Graph) -> bool:
-    return any(node.op in CONVERSIONS for node in graph.nodes)
+    return not only_of_inputs(graph)

@@ -7,13 +7,16 @@ The scale of a tensor that only tables read covers just the inputs that change a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from math import inf
+from math import inf, isfinite
 
+from npuc.errors import DataError
 from npuc.ir import Array, Graph, Node
+from npuc.ops.products import PRODUCTS
 from npuc.quantize.arithmetic.tables import domains
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, uniform
 from npuc.quantize.scales.constraints import equal_scales, tensors_of
-from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, given_steps, reaches
+from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, given_steps, of_model, reaches
+from npuc.quantize.scales.spans import NOTHING_KNOWN, Span, spans
 from npuc.samples.loading import Samples
 
 
@@ -32,6 +35,9 @@ def node_histograms(
     given: scales of other tensors. known: histograms of other tensors. The samples are read a second time only if
     results are small. Raises DataError (E402) for a value that is infinite or NaN.
     """
+    told = _told_ranges(graph, tensors, samples, {name: each.limits for name, each in given.items()})
+    tensors = [name for name in tensors if name not in told]
+    known = {**(known or {}), **told}
     usual = domains(graph, nodes)
     found = find(graph, samples.feeds(), tensors, usual, gains)
     reached = {name: steps.reach for name, steps in given.items()}
@@ -43,7 +49,30 @@ def node_histograms(
     }
     if wider:
         found = {**found, **find(graph, samples.feeds(), tuple(wider), wider, gains)}
-    return found
+    return {**found, **told}
+
+
+def _told_ranges(
+    graph: Graph, tensors: Sequence[str], samples: Samples, given: Mapping[str, Span] = NOTHING_KNOWN
+) -> dict[str, Histogram]:
+    """The tensors whose range follows from what a quantised model says of them, or of tensors around them.
+
+    Raises DataError (E404) for an input or a product of which it says nothing: samples would have to tell.
+    """
+    if samples.ranges is None:
+        return {}
+    known = {**samples.ranges, **given}
+    for node in reversed(graph.nodes):
+        if node.op in ("Reshape", "Transpose") and node.output in known:
+            known.setdefault(node.inputs[0], known[node.output])
+    reach = {name: max(map(abs, each)) for name, each in spans(graph, known).items() if isfinite(sum(each))}
+    for name in tensors:
+        made, tensor = graph.producers.get(name), of_model(graph, name)
+        if name not in reach and (made is None or (made.op in PRODUCTS and tensor in graph.reserved)):
+            node, op = (made.source, made.op) if made else (None, None)
+            reason = "the model is quantised, but gives no range of this tensor"
+            raise DataError("E404", reason, node=node, op=op, tensor=tensor)
+    return {name: uniform(reach[name]) for name in tensors if name in reach}
 
 
 def calibrate(

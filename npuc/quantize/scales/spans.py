@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import inf, isfinite
+
+import numpy as np
 
 from npuc.errors import Problem, UnsupportedOperator
 from npuc.ir import Graph, Node
@@ -17,23 +19,50 @@ from npuc.quantize.scales.model_scales import steps_of
 
 Span = tuple[float, float]
 ANYTHING: Span = -inf, inf
+NOTHING_KNOWN: Mapping[str, Span] = {}
+ROUNDED_OFF = 1e-3
+"""What weights in float32 may sum up to above 1."""
 
 
-def spans(graph: Graph) -> dict[str, Span]:
+def spans(graph: Graph, known: Mapping[str, Span] = NOTHING_KNOWN) -> dict[str, Span]:
     """The least and the largest value that each tensor can have, where anything is known.
 
-    Movement and selection combine the ranges of all their inputs; a maximum ignores its padding.
+    Movement and selection combine the ranges of all their inputs; a maximum ignores its padding. known: those of
+    some tensors; averages keep them.
     """
-    found: dict[str, Span] = {}
+    found = {**known}
     for node in graph.nodes:
-        if node.op in (*ONNX_MOVEMENT, *SELECTION):
+        if known and node.outputs[0] in known:
+            continue
+        if known and node.op in ("AveragePool", "GlobalAveragePool", "Conv"):
+            span = _of_average(graph, node, found.get(node.inputs[0], ANYTHING))
+        elif node.op in (*ONNX_MOVEMENT, *SELECTION):
             each = [found.get(name, ANYTHING) for name in node.inputs]
             span = min(low for low, _ in each), max(high for _, high in each)
         else:
-            span = limits_of(graph, node)
+            low, high = limits_of(graph, node)
+            least, most = (
+                found.get(node.inputs[0], ANYTHING) if known and node.op in ("Relu", "Clip") else ANYTHING
+            )
+            span = min(max(low, least), high), max(min(high, most), low)
         if span != ANYTHING:
             found |= dict.fromkeys(node.outputs, span)
     return found
+
+
+def _of_average(graph: Graph, node: Node, span: Span) -> Span:
+    """The range of averages, interpolations, or single elements times constants, of a map with this range."""
+    low, high = min(span[0], 0.0), max(span[1], 0.0)
+    w, *bias = (graph.constant(name) for name in node.inputs[1:]) if node.op == "Conv" else (None,)
+    if node.op in ("AveragePool", "GlobalAveragePool"):
+        return low, high
+    if w is None or ACTIVATION(node) or not isfinite(low - high):
+        return ANYTHING
+    rows = w.reshape(len(w), -1).astype(np.float64)
+    if not ((np.abs(rows).sum(1) <= 1 + ROUNDED_OFF) | (np.count_nonzero(rows, axis=1) == 1)).all():
+        return ANYTHING
+    more, less, by = rows.clip(min=0).sum(1), rows.clip(max=0).sum(1), 0.0 if not bias else bias[0]
+    return float((more * low + less * high + by).min()), float((more * high + less * low + by).max())
 
 
 def limits_of(graph: Graph, node: Node) -> Span:
