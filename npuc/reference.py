@@ -46,6 +46,7 @@ QuantizeLinear moves, and give an output the values after it. The last gives equ
 BatchNormalization in training mode writes into that of its statistics: every run then has other constants."""
 MISSHAPEN = "MatMulAddFusion"
 """It uses the shape that onnxruntime infers, which after pooling with ceil_mode may differ from the actual one."""
+UNPACKED = "session.disable_prepacking"
 PRECISE = "session.x64quantprecision"
 """Prevents saturation inside products of uint8 and int8."""
 
@@ -164,11 +165,12 @@ def _open(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, p
     register(options)
     if few_runs:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.add_session_config_entry(UNPACKED, "1")
     if weights:
         _add(options, weights)
         if sum(value.nbytes for value in weights.values() if value.dtype == np.float32) > LARGE and not few_runs:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+            options.add_session_config_entry(UNPACKED, "1")
     without = FAULTY_OPTIMIZERS
     if isinstance(given, bytes):
         integers = len(given) + sum(value.nbytes for value in weights.values() if value.dtype != np.float32)

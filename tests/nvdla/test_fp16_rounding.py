@@ -70,7 +70,7 @@ def test_zeros_stay_zeros() -> None:
 def test_kernels_are_rounded_in_parts_as_they_are_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     w = _weights(12, 20, 3, 3)
     whole = round_weights(w, np.ones(1), np.full(1, 0.01), NOTHING)
-    monkeypatch.setattr("npuc.targets.nvdla.arithmetic.fixed_point.BLOCK", 5 * w[0].size)
+    monkeypatch.setattr("npuc.quantize.arithmetic.weights.TOGETHER", 5 * w[0].size)
     np.testing.assert_array_equal(round_weights(w, np.ones(1), np.full(1, 0.01), NOTHING), whole)
 
 

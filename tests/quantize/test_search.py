@@ -49,7 +49,8 @@ def layer(
     found = inputs[:, None].astype(np.float32)
     training = np.arange(len(inputs)) % 4 != 3
     return JudgedLayer(
-        exact=exact.astype(np.float64),
+        w=exact,
+        ratio=1.0,
         bias=np.zeros(len(exact)),
         found=found,
         results=inputs @ exact.T if results is None else results,
@@ -104,7 +105,7 @@ def test_rounding_in_turn_loses_less_of_correlated_inputs_than_rounding_each() -
 
     def error(each: LayerWeights) -> float:
         """By float64, without the mean, which the bias takes."""
-        lost = inputs @ (each.w / each.power[:, None] - found.exact).T
+        lost = inputs @ (each.w / each.power[:, None] - found.exact()).T
         return float(np.square(lost - lost.mean(axis=0)).sum())
 
     assert error(solve_weights(found, weights)) < 0.5 * error(weights)
@@ -115,7 +116,7 @@ def test_weights_of_inputs_that_do_not_resemble_each_other_are_rounded_each() ->
     inputs = np.kron(np.eye(4), np.array([[60], [-60]])).repeat(4, axis=0)
     found, weights = layer(np.random.default_rng(2).standard_normal((5, 4)), inputs)
     found = replace(found, training=np.ones(len(inputs), bool))
-    rounded = np.rint(found.exact * weights.power[:, None])
+    rounded = np.rint(found.exact() * weights.power[:, None])
     assert np.array_equal(solve_weights(found, weights).w, rounded)
 
 

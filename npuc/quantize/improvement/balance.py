@@ -55,7 +55,7 @@ def choose_weights(network: TrialNetwork, samples: Samples) -> TrialNetwork:
 
 def layer_balanced(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     """A proposal: the layer's weights balanced, with the bias of the float network."""
-    wanted = (layer.exact * weights.power[:, None]).reshape(*weights.w.shape[:2], -1)
+    wanted = (layer.exact() * weights.power[:, None]).reshape(*weights.w.shape[:2], -1)
     return layer.with_bias(
         replace(weights, w=balance_errors(wanted).astype(np.int8).reshape(weights.w.shape)), layer.bias
     )

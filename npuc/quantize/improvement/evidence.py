@@ -6,7 +6,7 @@ output, and the mean input under the windows; so memory does not depend on the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -15,6 +15,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
+from npuc.quantize.arithmetic.weights import blocks
 from npuc.quantize.calibration.histograms import tensor_values
 
 MOST_WINDOWS = 2048
@@ -22,6 +23,8 @@ MOST_TAPS = 1 << 21
 """Bound on the taps of one layer under all its windows."""
 MOST_RESULTS = 1 << 24
 """Bound on the results of all layers under their windows, in float32."""
+LARGE = 1 << 22
+"""Weights of a layer beyond which no second copy of them is made."""
 
 
 @frozen
@@ -95,8 +98,18 @@ def elements_under(places: SampledWindows, node: Node, kernel: tuple[int, ...], 
 def sums(taps: Array, w: Array) -> Array:
     """(windows, Co) sums of products; taps: (windows, groups, K); w: (Co, K)."""
     windows, groups, depth = taps.shape
-    weights = w.astype(taps.dtype, copy=False).reshape(groups, -1, depth)
-    return (taps.transpose(1, 0, 2) @ weights.transpose(0, 2, 1)).transpose(1, 0, 2).reshape(windows, -1)
+
+    def part(rows: slice) -> Array:
+        weights = w[rows].astype(taps.dtype, copy=False).reshape(groups, -1, depth)
+        return (taps.transpose(1, 0, 2) @ weights.transpose(0, 2, 1)).transpose(1, 0, 2).reshape(windows, -1)
+
+    parts = [part(rows) for rows in row_blocks(w, groups)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def row_blocks(w: Array, groups: int) -> Iterable[slice]:
+    """Slices of weights (Co, K), of which a large layer is processed one at a time."""
+    return blocks(w) if groups == 1 and w.size > LARGE else [slice(None)]
 
 
 @frozen

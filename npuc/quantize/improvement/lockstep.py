@@ -92,7 +92,8 @@ def _layer(
     maps = x[:, 0]  # the witness is of the first image of a batch, too
     taps = taps_under(maps, node, w.shape, witness.places, GROUP(node), x_zero)
     return JudgedLayer(
-        exact=w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale),
+        w=w.reshape(len(w), -1),
+        ratio=x_scale / y_scale,
         bias=float_bias(graph, source).astype(np.float64) / y_scale,
         found=taps.astype(np.float32) - np.float32(x_zero),
         results=witness.results / np.float32(y_scale),

@@ -17,7 +17,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.quantize.arithmetic.steadiness import corrections
-from npuc.quantize.improvement.evidence import sums
+from npuc.quantize.improvement.evidence import row_blocks, sums
 from npuc.quantize.network.construction import LayerWeights
 
 
@@ -25,14 +25,16 @@ from npuc.quantize.network.construction import LayerWeights
 class JudgedLayer:
     """A quantised convolution and the data by which it is judged, in steps of its input and output scales.
 
-    exact, bias: (Co, K) and (Co,), the float weights in terms of steps: results = inputs @ exact.T + bias.
+    w: (Co, K), the float weights, whose products with `ratio` are in terms of steps, as bias (Co,) is: results =
+    inputs @ exact.T + bias.
     found: (windows, groups, K), the integer network's inputs under the windows, minus the zero point, float32.
     results: (windows, Co) of the float network before the activation. mean: (groups, K) of the float network's
     inputs. sample: (windows,), training: (windows,) bool. lowest, largest: the limits of the results; limited:
     whether an activation keeps results from falling below 0.
     """
 
-    exact: Array
+    w: Array
+    ratio: float
     bias: Array
     found: Array
     results: Array
@@ -54,6 +56,10 @@ class JudgedLayer:
     def held_out(self) -> Array:
         """The same under the windows that are held out."""
         return self.found[~self.training]
+
+    def exact(self, rows: slice = slice(None)) -> Array:
+        """The float weights of these output channels in terms of steps, float64."""
+        return self.w[rows].astype(np.float64) * self.ratio
 
     def error(self, weights: LayerWeights) -> float:
         """The squared error of the int8 results under the windows that are held out."""
@@ -77,9 +83,12 @@ Proposal = Callable[[JudgedLayer, LayerWeights], LayerWeights]
 
 def bias_by_weights(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     """The bias minus the mean error that rounding the weights adds: (W' - W) E[x]."""
-    flat = weights.w.reshape(len(weights.w), -1) / weights.power[:, None]
-    added = sums(layer.mean[None], flat - layer.exact)[0]
-    return layer.with_bias(weights, layer.bias - corrections(added))
+    flat, mean = weights.w.reshape(len(weights.w), -1), layer.mean[None]
+    added = [
+        sums(mean, flat[rows] / weights.power[rows, None] - layer.exact(rows))[0]
+        for rows in row_blocks(flat, mean.shape[1])
+    ]
+    return layer.with_bias(weights, layer.bias - corrections(np.concatenate(added)))
 
 
 def bias_by_results(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
@@ -115,7 +124,7 @@ def solve_weights(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     x = layer.learned.transpose(1, 0, 2).astype(np.float64, order="C")
     x -= x.mean(axis=1, keepdims=True)
     hessian = x.transpose(0, 2, 1) @ x
-    wanted = layer.exact.reshape(groups, -1, depth) * weights.power.reshape(groups, -1, 1)
+    wanted = layer.exact().reshape(groups, -1, depth) * weights.power.reshape(groups, -1, 1)
     order = np.argsort(-np.diagonal(hessian, axis1=1, axis2=2), axis=1, kind="stable")
     hessian = np.take_along_axis(np.take_along_axis(hessian, order[:, :, None], 1), order[:, None, :], 2)
     rounded = _in_order(np.take_along_axis(wanted, order[:, None, :], 2), hessian)

@@ -204,7 +204,7 @@ class LayerWeights:
     @property
     def total(self) -> Array:
         """The sum of each output channel's weights, (Co,) int64."""
-        return self.w.astype(np.int64).reshape(len(self.w), -1).sum(axis=1)
+        return self.w.reshape(len(self.w), -1).sum(axis=1, dtype=np.int64)
 
     def round_bias(self, bias: Array) -> Array:
         """The nearest bias that the layer can represent."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
+from npuc.quantize.arithmetic.weights import blocks
 
 MOST_MULTIPLIER = 32767
 """Multipliers and adder operands are signed 16-bit numbers."""
@@ -153,7 +152,7 @@ def quantise_weights(
         multiplier = np.clip(np.ceil(wanted * 2.0**shift - 1e-9), 1, MOST_MULTIPLIER)
         steps = multiplier * 2.0**-shift
         scaled = np.empty(flat.shape, precision)
-        for rows in blocks_of_rows(flat):
+        for rows in blocks(flat):
             quotients = np.rint(flat[rows].astype(np.float64) * ratio / steps[rows, None])
             scaled[rows] = quotients.clip(-largest_weight, largest_weight)
         total = offset / steps - x_zero * scaled[:, met].sum(axis=1, dtype=np.int64) / 2.0**truncate
@@ -171,20 +170,10 @@ def _truncation(flat: Array, most: int) -> int:
     elements = flat.shape[1]
     if elements * (most + 0.5) * (most + 1) <= 2.0**SUM_BITS:  # sums of so few elements always fit
         return 0
-    sums = [np.abs(flat[rows], dtype=np.float64).sum(axis=1) for rows in blocks_of_rows(flat)]
+    sums = [np.abs(flat[rows], dtype=np.float64).sum(axis=1) for rows in blocks(flat)]
     largest = np.maximum(largest_magnitudes(flat), np.finfo(np.float64).tiny)
     reach = (float((np.concatenate(sums) / largest).max()) * most + elements / 2) * (most + 1)
     return max(int(np.ceil(np.log2(max(reach, 1)))) - SUM_BITS, 0)
-
-
-BLOCK = 1 << 22
-"""Weights processed in float64 at once: for a whole large layer they would take more memory than the model."""
-
-
-def blocks_of_rows(flat: Array) -> Iterator[slice]:
-    """Slices of all rows of weights (Co, elements), with at most BLOCK elements each but at least one row."""
-    rows = max(BLOCK // max(flat.shape[1], 1), 1)
-    return (slice(first, first + rows) for first in range(0, len(flat), rows))
 
 
 def largest_magnitudes(flat: Array) -> Array:

@@ -16,8 +16,8 @@ from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph
 from npuc.quantize.arithmetic.steadiness import round_to_bits
+from npuc.quantize.arithmetic.weights import blocks
 from npuc.quantize.calibration.histograms import tensor_values
-from npuc.targets.nvdla.arithmetic.fixed_point import blocks_of_rows
 from npuc.targets.nvdla.formats.precision import FP16_MOST, FP16_SMALLEST
 
 
@@ -127,7 +127,7 @@ def round_weights(w: Array, mean: Array, variance: Array, off: Array) -> Array:
     nearest = np.ascontiguousarray(half_factors(w))
     found = nearest.reshape(len(w), -1)
     means, variances = (np.broadcast_to(each, w.shape) for each in (mean, variance))
-    for rows in blocks_of_rows(found):
+    for rows in blocks(found):
         exact, *seen = (each[rows].reshape(found[rows].shape) for each in (w, means, variances))
         _turn(found[rows], exact, seen[0], seen[1], off[rows])
     return nearest

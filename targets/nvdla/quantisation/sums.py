@@ -14,6 +14,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops.accumulators import accumulator_bound
 from npuc.ops.attributes import AVERAGE
+from npuc.quantize.arithmetic.weights import blocks
 from npuc.quantize.network.construction import IntegerLayer, LayerWeights, Quantised
 from npuc.quantize.scales.model_scales import integers_of
 from npuc.targets.nvdla.arithmetic.fixed_point import (
@@ -21,7 +22,6 @@ from npuc.targets.nvdla.arithmetic.fixed_point import (
     MOST_MULTIPLIER,
     MOST_PRODUCT_SHIFT,
     addends,
-    blocks_of_rows,
     factor,
     factors,
     largest_magnitudes,
@@ -89,7 +89,7 @@ def choose_sums(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit:
     finest = np.maximum(np.abs(held) / LARGEST_BIAS, unit * FINEST_STEP) / x_scale
     scales = np.where(flat.any(axis=1), np.maximum(largest_magnitudes(flat) / 127, finest), alone / x_scale)
     integers = np.empty(flat.shape, np.int8)
-    for rows in blocks_of_rows(flat):
+    for rows in blocks(flat):
         integers[rows] = np.rint(flat[rows].astype(np.float64) / scales[rows, None])
     step = x_scale * scales
     total = np.rint(held / step) - x_zero * integers.sum(axis=1, dtype=np.float64)
