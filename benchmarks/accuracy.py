@@ -270,11 +270,13 @@ def draw(points: Mapping[str, tuple[float, float]]) -> str:
             best = at[1]
             front.append("{},{}".format(*place(at)))
     marks = [f'<polyline points="{" ".join(front)}" fill="none" stroke="#888" stroke-dasharray="4 3"/>']
-    for name, at in points.items():
+    label = -np.inf
+    for name, at in sorted(points.items(), key=lambda each: place(each[1])[1]):
         (across, down), colour = place(at), "#c33" if name.split()[0] in PROGRAMS else "#06c"
+        label = max(down + 16, label + 13)  # below its mark, and the label before
         marks += [
             f'<circle cx="{across}" cy="{down}" r="4" fill="{colour}"/>',
-            f'<text x="{across + 6}" y="{down + 4}">{html.escape(name)}</text>',
+            f'<text x="{across - 4:g}" y="{label:g}">{html.escape(name)}</text>',
         ]
     for power in range(int(np.ceil(left)), int(right) + 1):
         marks.append(f'<text x="{place((2.0**power, low))[0]}" y="{height - 24}">{2.0**power:g}</text>')

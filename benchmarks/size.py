@@ -31,12 +31,12 @@ CEILINGS = {
     "docs": 430,
     "examples": 200,
     "models": 2_000,
-    "npuc": 39_190,
+    "npuc": 39_215,
     "passes": 6_590,
     "targets/bm1684": 11_010,
     "targets/easynpu": 18_725,
-    "targets/nvdla": 20_935,
-    "tests": 64_820,
+    "targets/nvdla": 20_925,
+    "tests": 64_940,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
