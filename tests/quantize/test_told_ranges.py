@@ -60,10 +60,11 @@ def test_tensors_around_host_regions_have_the_model_s_ranges(
     [
         ("a = Conv(x, w); a!; y = Conv(ad, v); y!", "x", None),
         ("x!; a = Conv(xd, w); a!; y = Conv(ad, v)", "y", "Conv"),
+        ("x!; a = Conv(xd, w); a!; h = Sin(ad); y = Conv(h, v)", None, "Conv"),
     ],
 )
 def test_a_tensor_without_a_range_needs_samples(
-    nodes: str, tensor: str, op: str | None, name: str, options: dict[str, Any], tmp_path: Path
+    nodes: str, tensor: str | None, op: str | None, name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """As where the first or the last layer is left out of a quantisation: the error names the tensor."""
     model = _model(10, nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 
@@ -15,15 +15,19 @@ from npuc.samples.sources import files_of
 from npuc.target import FLOATING, Request
 
 
-def expect_ranges(request: Request, graphs: Iterable[Graph]) -> None:
+def expect_ranges(request: Request, graphs: Sequence[Graph]) -> None:
     """Raises DataError (E404) if ranges have to be chosen for one of these graphs, and nobody said from what.
 
     graphs: before quantisation. A model that is quantised already has ranges of its own.
     """
     if request.synthetic or request.calibration or request.options.precision in FLOATING:
         return
-    if not all(map(_has_scales, graphs)):
-        raise DataError("E404", f"{request.options.precision} needs the ranges of the model's activations")
+    bare = [graph for graph in graphs if not _has_scales(graph)]
+    if bare:
+        needed, first = f"{request.options.precision} needs the ranges of ", bare[0].nodes[0]
+        if len(bare) == len(graphs):
+            raise DataError("E404", f"{needed}the model's activations")
+        raise DataError("E404", f"{needed}what comes from here on", node=first.source, op=first.op)
 
 
 def with_ranges(program: Program, request: Request, samples: Samples, graphs: Sequence[Graph]) -> Program:
