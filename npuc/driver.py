@@ -20,10 +20,10 @@ from npuc.ir import Graph
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.pipeline import Step
 from npuc.program import Program
-from npuc.quantize.calibration.provenance import expect_ranges
 from npuc.quantize.improvement.search import TrialNetwork
 from npuc.quantize.qdq import qdq_model
 from npuc.quantize.scales.model_scales import Steps
+from npuc.quantize.scales.provenance import expect_ranges
 from npuc.quantize.table import expect_of_model, not_stored
 from npuc.regions.accounting import account_of
 from npuc.regions.assembling import lone_program

@@ -29,8 +29,8 @@ from npuc.onnx_files.export import to_onnx
 from npuc.onnx_files.external_data import without_weights
 from npuc.pipeline import Step, recorder
 from npuc.program import RANGES, Program, as_loaded, canonical_json, file_sha256
-from npuc.quantize.calibration.provenance import expect_ranges, with_ranges
 from npuc.quantize.improvement.mixed import REASON
+from npuc.quantize.scales.provenance import expect_ranges, with_ranges
 from npuc.reference import session
 from npuc.regions import graphs, partition
 from npuc.regions.accounting import account_of
