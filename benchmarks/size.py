@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 11_010,
     "targets/easynpu": 18_725,
     "targets/nvdla": 20_925,
-    "tests": 64_940,
+    "tests": 64_950,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from npuc.onnx_files.export import OnnxEmitter
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Operators whose results are sums of products."""
 
 
 def macs(node: Node, types: Mapping[str, TensorType]) -> int:

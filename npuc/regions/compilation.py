@@ -30,7 +30,7 @@ from npuc.onnx_files.external_data import without_weights
 from npuc.pipeline import Step, recorder
 from npuc.program import RANGES, Program, as_loaded, canonical_json, file_sha256
 from npuc.quantize.improvement.mixed import REASON
-from npuc.quantize.scales.provenance import expect_ranges, with_ranges
+from npuc.quantize.scales.provenance import expect_ranges, only_models, with_ranges
 from npuc.reference import session
 from npuc.regions import graphs, partition
 from npuc.regions.accounting import account_of
@@ -57,7 +57,7 @@ from npuc.samples.sources import sources_of
 from npuc.storage.mapped import Files, contents_of, trim
 from npuc.storage.records import as_toml
 from npuc.system.budget import budget
-from npuc.target import FLOATING, Options, Request, Target
+from npuc.target import Options, Request, Target
 
 if TYPE_CHECKING:
     import onnx
@@ -145,10 +145,9 @@ def _calibrating(plan: ModelPlan, parts: Sequence[partition.Part]) -> Samples:
     if len(types) < len(network.inputs):
         _deny_uncalibrated(plan, set(network.inputs) - set(types))
         return Samples({})
-    request = plan.request
-    if request.synthetic or request.calibration or request.options.precision in FLOATING:
-        return calibrating(request, types, types.keys() - _read_on_npu(plan, parts))
-    return synthetic(types, ranges=model_ranges(network))
+    if only_models(plan.request):
+        return synthetic(types, ranges=model_ranges(network))
+    return calibrating(plan.request, types, types.keys() - _read_on_npu(plan, parts))
 
 
 def calibrating(request: Request, types: Mapping[str, TensorType], unbounded: Collection[str] = ()) -> Samples:

@@ -243,9 +243,11 @@ def synthetic(
             return random.integers(limits.min, limits.max, shape, each.dtype, endpoint=True)
         if np.dtype(each.dtype).kind in "iub":
             return random.integers(0, 2, shape).astype(each.dtype)
-        low, high = (ranges or {}).get(name, (-SPREAD, SPREAD))
-        normal = random.standard_normal(shape) * ((high - low) / (2 * SPREAD)) + (high + low) / 2
-        return (normal.clip(low, high) if ranges else normal).astype(each.dtype)
+        normal = random.standard_normal(shape)
+        if ranges and name in ranges:
+            low, high = ranges[name]
+            normal = (normal * ((high - low) / (2 * SPREAD)) + (high + low) / 2).clip(low, high)
+        return normal.astype(each.dtype)
 
     return Samples({name: values(name, each) for name, each in inputs.items()}, synthetic=True, ranges=ranges)
 

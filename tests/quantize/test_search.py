@@ -16,7 +16,7 @@ from npuc.ops.interpreter import run
 from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.improvement import acceptance as judging
-from npuc.quantize.improvement import proposals
+from npuc.quantize.improvement import evidence, proposals
 from npuc.quantize.improvement.acceptance import Acceptance, Remainder, Tail, acceptance
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import MOST_MEASURED, Host, candidates, mix_precision, nodes_without
@@ -95,6 +95,15 @@ def test_a_difference_that_all_samples_share_is_taken_back_and_one_by_chance_is_
     found, weights = layer(np.ones((2, 2)), inputs, results)
     better = bias_by_results(found, weights)
     assert (better.bias / weights.power).tolist() == [3, 0]
+
+
+def test_a_large_layer_is_summed_by_rows_as_it_is_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(3)
+    taps, w = random.integers(-128, 128, (5, 1, 12)), random.integers(-127, 128, (40, 12))
+    monkeypatch.setattr(evidence, "LARGE", w.size - 1)
+    monkeypatch.setattr("npuc.quantize.arithmetic.weights.TOGETHER", 7 * 12)
+    assert len([*evidence.row_blocks(w, 1)]) == 6
+    assert np.array_equal(evidence.sums(taps, w), taps[:, 0] @ w.T)
 
 
 def test_rounding_in_turn_loses_less_of_correlated_inputs_than_rounding_each() -> None:

@@ -23,7 +23,7 @@ ROUNDED = "{0}q = QuantizeLinear({0}, s, z)\n {0}d = DequantizeLinear({0}q, s, z
 
 
 def _model(size: float, nodes: str) -> onnx.ModelProto:
-    """A model of tensors of this size, of which nodes are divided by blanks: `a` is rounded in `a!`."""
+    """A model of tensors of this size, whose nodes semicolons divide; `a!` rounds `a`."""
     lines = (ROUNDED.format(each[:-1]) if each.endswith("!") else f"{each}\n" for each in nodes.split("; "))
     output = "yd" if nodes.endswith("!") else "y"
     random = np.random.default_rng(4)

@@ -15,15 +15,18 @@ from npuc.samples.sources import files_of
 from npuc.target import FLOATING, Request
 
 
+def only_models(request: Request) -> bool:
+    """Whether only the model can give ranges: the program needs them, and nobody gave or asked for samples."""
+    return not (request.synthetic or request.calibration or request.options.precision in FLOATING)
+
+
 def expect_ranges(request: Request, graphs: Sequence[Graph]) -> None:
     """Raises DataError (E404) if ranges have to be chosen for one of these graphs, and nobody said from what.
 
     graphs: before quantisation. A model that is quantised already has ranges of its own.
     """
-    if request.synthetic or request.calibration or request.options.precision in FLOATING:
-        return
-    bare = [graph for graph in graphs if not _has_scales(graph)]
-    if bare:
+    bare = [graph for graph in graphs if only_of_inputs(graph)]
+    if bare and only_models(request):
         needed, first = f"{request.options.precision} needs the ranges of ", bare[0].nodes[0]
         if len(bare) == len(graphs):
             raise DataError("E404", f"{needed}the model's activations")
@@ -44,10 +47,6 @@ def with_ranges(program: Program, request: Request, samples: Samples, graphs: Se
     elif program.precision in FLOATING:
         found = Ranges("none")
     else:
-        found = Ranges("model") if all(map(_has_scales, graphs)) else Ranges("synthetic", samples=len(samples))
+        found = Ranges("synthetic", samples=len(samples)) if any(map(only_of_inputs, graphs)) else Ranges("model")
     told = {**asdict(found), "files": [*found.files]}  # as JSON has it
     return replace(program, manifest={**program.manifest, RANGES: told})
-
-
-def _has_scales(graph: Graph) -> bool:
-    return not only_of_inputs(graph)

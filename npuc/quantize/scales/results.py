@@ -16,7 +16,7 @@ from npuc.quantize.arithmetic.tables import domains
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, uniform
 from npuc.quantize.scales.constraints import equal_scales, tensors_of
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, given_steps, of_model, reaches
-from npuc.quantize.scales.spans import NOTHING_KNOWN, Span, spans
+from npuc.quantize.scales.spans import spans
 from npuc.samples.loading import Samples
 
 
@@ -35,7 +35,7 @@ def node_histograms(
     given: scales of other tensors. known: histograms of other tensors. The samples are read a second time only if
     results are small. Raises DataError (E402) for a value that is infinite or NaN.
     """
-    told = _told_ranges(graph, tensors, samples, {name: each.limits for name, each in given.items()})
+    told = _told_ranges(graph, tensors, samples, given)
     tensors = [name for name in tensors if name not in told]
     known = {**(known or {}), **told}
     usual = domains(graph, nodes)
@@ -53,7 +53,7 @@ def node_histograms(
 
 
 def _told_ranges(
-    graph: Graph, tensors: Sequence[str], samples: Samples, given: Mapping[str, Span] = NOTHING_KNOWN
+    graph: Graph, tensors: Sequence[str], samples: Samples, given: Mapping[str, Steps]
 ) -> dict[str, Histogram]:
     """The tensors whose range follows from what a quantised model says of them, or of tensors around them.
 
@@ -61,7 +61,7 @@ def _told_ranges(
     """
     if samples.ranges is None:
         return {}
-    known = {**samples.ranges, **given}
+    known = {**samples.ranges, **{name: each.limits for name, each in given.items()}}
     for node in reversed(graph.nodes):
         if node.op in ("Reshape", "Transpose") and node.output in known:
             known.setdefault(node.inputs[0], known[node.output])

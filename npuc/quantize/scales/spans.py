@@ -41,9 +41,8 @@ def spans(graph: Graph, known: Mapping[str, Span] = NOTHING_KNOWN) -> dict[str, 
             span = min(low for low, _ in each), max(high for _, high in each)
         else:
             low, high = limits_of(graph, node)
-            least, most = (
-                found.get(node.inputs[0], ANYTHING) if known and node.op in ("Relu", "Clip") else ANYTHING
-            )
+            limits = known and node.op in ("Relu", "Clip")
+            least, most = found.get(node.inputs[0], ANYTHING) if limits else ANYTHING
             span = min(max(low, least), high), max(min(high, most), low)
         if span != ANYTHING:
             found |= dict.fromkeys(node.outputs, span)

@@ -326,16 +326,15 @@ def ways_of(graph: Graph, nodes: Sequence[Node], machine: Machine, documented: b
         if error.problems[0].code not in ("E302", "E301", *(("E204",) if documented else ())):
             raise
     best = plans(graph, nodes, machine, shares, documented=documented)
-    kinds = [best]
+    kinds, stays = [best], False
     if not documented:
         strips = {k: with_staying_maps(graph, p.strips, machine, shares, k) for k, p in best.items()}
         stays = any(each.staying for each in strips[objective])
         kinds.append({k: replace(p, strips=strips[k]) for k, p in best.items()} if stays else best)
     if not documented and machine.overlap and objective == "time":
-        turned = (
-            replace(each["time"], strips=in_turns(graph, each["time"].strips, machine, shares)) for each in kinds
-        )
-        kinds += [{**each, "time": plan} for each, plan in zip(kinds, turned, strict=True)]
+        known = [each["time"] for each in kinds[: 1 + stays]]
+        turned = [replace(plan, strips=in_turns(graph, plan.strips, machine, shares)) for plan in known]
+        kinds += [{**each, "time": plan} for each, plan in zip(kinds, turned * 2, strict=False)]
     return [(each, partial(_tiles, graph, each[objective], machine, documented)) for each in kinds]
 
 
